@@ -1,0 +1,3 @@
+"""What is told: comparison of promise and measurement, charts, HTML reports."""
+
+PRODUCT = "headway"

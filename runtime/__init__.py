@@ -1,0 +1,3 @@
+"""What is done: a plan as a real torch.distributed job, measured."""
+
+PRODUCT = "headway"

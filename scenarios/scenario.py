@@ -1,0 +1,70 @@
+"""A scenario: one question to headway, as one document with references."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from scenarios.faults import Faults
+from scenarios.job import Job
+from scenarios.layout import Pins
+from scenarios.model import ModelSpec
+from scenarios.prices import Prices
+from topologies.cluster import Cluster
+from topologies.document import FileDocument, InputFile, LoadContext, Reference, load, resolve
+from topologies.errors import InputError
+from topologies.hardware import CATALOG
+
+SCENARIOS = Path(__file__).parent
+FAULTS, PRICES = SCENARIOS / "fault_presets", SCENARIOS / "price_books"
+
+
+class Scenario(FileDocument):
+    """Model, cluster, job and goal. ``layout`` pins what the planner must not change."""
+
+    job: Job
+    cluster: Annotated[Cluster, Reference(CATALOG / "clusters")]
+    faults: Annotated[Faults, Reference(FAULTS)] = Faults(name="none")
+    prices: Annotated[Prices, Reference(PRICES)] = Prices(name="none")
+    layout: Pins = Field(default_factory=Pins)
+    objective: Literal["time", "cost", "goodput", "energy"] = "time"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_belongs_to_the_job(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or "model" not in content:
+            return content
+        job = content.get("job")
+        if isinstance(job, dict) and "model" in job:
+            raise ValueError("'model' is given twice, at the top and in 'job'; keep the one at the top")
+        rest = {key: value for key, value in content.items() if key != "model"}
+        return rest | {"job": {**job, "model": content["model"]}} if isinstance(job, dict) else rest
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model of the job."""
+        return self.job.model
+
+
+def load_scenario(name: str, *, overrides: Iterable[str] = (), inputs: list[InputFile] | None = None) -> Scenario:
+    """Read a scenario from a path or by its shipped name.
+
+    Args:
+        name: path of a file, or name of a shipped scenario.
+        overrides: ``key.path=value`` texts, see ``topologies.document.apply_override``.
+        inputs: receives every file that was read.
+
+    Raises:
+        InputError: no such scenario, or the file is not one.
+    """
+    path = Path(name)
+    if not path.exists():
+        try:
+            path = resolve(name, SCENARIOS, LoadContext(Path()))
+        except ValueError as error:
+            what, _, hint = str(error).partition("; ")
+            raise InputError(what, hint=hint or None) from None
+    return load(path, Scenario, inputs=inputs, overrides=overrides)

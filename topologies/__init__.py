@@ -1,0 +1,3 @@
+"""What is: units, documents, hardware, fabrics, storage and clusters."""
+
+PRODUCT = "headway"

@@ -1,0 +1,178 @@
+"""A cluster: pools of nodes, the fabric between them, storage, power, and what was measured on it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from topologies.document import Document, FileDocument, Reference
+from topologies.hardware import CATALOG, Gpu, Node, Precision, ScaleUp
+from topologies.units import Bytes, BytesPerSecond, FlopPerSecond, Ratio, Seconds, Watts
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
+
+
+class Pool(Document):
+    """Nodes of one kind."""
+
+    node: Annotated[Node, Reference(CATALOG / "nodes")]
+    num_nodes: int = Field(ge=1)
+
+
+class Tier(Document):
+    """One level of the scale-out fabric, from near to far."""
+
+    name: str
+    nodes: int = Field(ge=1)
+    """Nodes that reach each other without leaving this level."""
+    oversubscription: float = Field(default=1.0, ge=1.0)
+    """Capacity below divided by capacity into this level: 7 means that each NIC keeps 1/7 of its rate across it."""
+    latency_seconds: Seconds = 0.0
+    """One message across this level, NIC to NIC."""
+
+
+class Fabric(Document):
+    """How nodes are joined. A level's bandwidth is the NIC rate divided by the oversubscription on the way."""
+
+    kind: Literal["rail-optimized", "fat-tree", "rail-only", "dual-plane", "none"]
+    rails: int = Field(default=1, ge=1)
+    """NICs of a node that lead to different leaf switches."""
+    tiers: tuple[Tier, ...] = ()
+    efficiency: Ratio = Field(default=1.0, gt=0, le=1)
+    """Measured share of the line rate that large collectives reach."""
+
+    def tier(self, num_nodes: int) -> Tier | None:
+        """Return the lowest level that holds ``num_nodes`` nodes (the top one if none does; None without levels)."""
+        return next((tier for tier in self.tiers if tier.nodes >= num_nodes), self.tiers[-1] if self.tiers else None)
+
+    def oversubscription(self, num_nodes: int) -> float:
+        """Return the product of the oversubscriptions on the way between ``num_nodes`` nodes."""
+        factor = 1.0
+        for tier in self.tiers:
+            factor *= tier.oversubscription
+            if tier.nodes >= num_nodes:
+                break
+        return factor
+
+
+class Storage(Document):
+    """A place for checkpoints and data."""
+
+    name: str
+    kind: Literal["peer-memory", "local-nvme", "parallel-file-system", "object-store"]
+    write_bytes_per_second: BytesPerSecond = Field(gt=0)
+    """Of the whole tier, or of each node where ``per_node``."""
+    read_bytes_per_second: BytesPerSecond = Field(gt=0)
+    per_node: bool = False
+    capacity_bytes: Bytes = 0.0
+
+
+class Power(Document):
+    """What the facility gives and loses."""
+
+    pue: float = Field(default=1.0, ge=1.0)
+    """Facility power divided by IT power."""
+    facility_watts: Watts = 0.0
+    """Limit of the facility; 0: not stated."""
+
+
+class GemmPoint(Document):
+    """One measured matrix multiplication (m,k) x (k,n) on one GPU."""
+
+    m: int
+    n: int
+    k: int
+    precision: Precision
+    rate_flop_per_second: FlopPerSecond
+
+
+class AttentionPoint(Document):
+    """One measured causal attention core on one GPU: ``batch`` sequences, ``heads`` query heads."""
+
+    batch: int
+    seq_length: int
+    heads: int
+    head_dim: int
+    precision: Precision
+    forward_seconds: Seconds
+    backward_seconds: Seconds
+
+
+class CollectivePoint(Document):
+    """One measured collective. ``size_bytes`` is the whole buffer, as in nccl-tests."""
+
+    kind: CollectiveKind
+    ranks: int
+    size_bytes: Bytes
+    time_seconds: Seconds
+
+
+class Measured(Document):
+    """What ``headway calibrate`` found on a machine; takes the place of fitted efficiencies where present."""
+
+    date: str
+    environment: dict[str, str] = Field(default_factory=dict)
+    gemms: tuple[GemmPoint, ...] = ()
+    attention: tuple[AttentionPoint, ...] = ()
+    collectives: tuple[CollectivePoint, ...] = ()
+    memory_bandwidth_bytes_per_second: BytesPerSecond = 0.0
+    """Streaming rate of elementwise operations; 0: not measured."""
+    host_seconds: dict[str, Seconds] = Field(default_factory=dict)
+    """Fixed costs of the software per layer and micro-batch (keys ``layer``, ``tp_layer``, ``dp_layer``), per
+    micro-batch of a pipeline stage (``pp_microbatch``) and per step (``step``)."""
+
+
+class Cluster(FileDocument):
+    """The machine that a job runs on.
+
+    A document gives either ``pools``, or ``node`` and ``num_nodes`` for the usual case of one pool.
+    """
+
+    pools: tuple[Pool, ...] = Field(min_length=1)
+    fabric: Fabric = Fabric(kind="none")
+    storage: tuple[Storage, ...] = ()
+    power: Power = Power()
+    oversubscribed_cores: float = Field(default=1.0, ge=1.0)
+    """Ranks that share one core, where CPU cores play the part of GPUs; the compute time is multiplied by it."""
+    measured: Measured | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_pool(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or not ({"node", "num_nodes"} & content.keys()):
+            return content
+        if "pools" in content:
+            raise ValueError("both 'pools' and 'node'/'num_nodes' are given; keep one form")
+        pool = {key: content[key] for key in ("node", "num_nodes") if key in content}
+        return {key: value for key, value in content.items() if key not in pool} | {"pools": [pool]}
+
+    @property
+    def node(self) -> Node:
+        """The node of the first pool."""
+        return self.pools[0].node
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU of the first pool."""
+        return self.node.gpu
+
+    @property
+    def scale_up(self) -> ScaleUp:
+        """The network inside a node (or rack) of the first pool."""
+        return self.node.scale_up
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all pools."""
+        return sum(pool.num_nodes for pool in self.pools)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all pools."""
+        return sum(pool.num_nodes * pool.node.gpus_per_node for pool in self.pools)
+
+    @property
+    def domain_size(self) -> int:
+        """GPUs that reach each other without a NIC."""
+        return min(self.scale_up.domain_size, self.num_gpus)

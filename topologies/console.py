@@ -1,0 +1,68 @@
+"""What every command shares: errors to stderr with the right exit code, data to stdout, ``--json``, ``-o -``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+
+from topologies.document import to_json, write_atomically
+from topologies.errors import HeadwayError, Infeasible
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+class HeadwayCommand(click.Command):
+    """A command that tells headway's own errors in one line (and as JSON where ``--json`` was asked for)."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command; exit 1 where the answer is no, 2 on trouble, 130 on Ctrl-C."""
+        try:
+            return super().invoke(context)
+        except HeadwayError as error:
+            say(f"error: {error}")
+            if context.params.get("as_json"):
+                kind = "infeasible" if isinstance(error, Infeasible) else type(error).__name__
+                click.echo(to_json({"error": {"kind": kind, "message": str(error)}}))
+            context.exit(error.exit_code)
+        except KeyboardInterrupt:
+            say("interrupted")
+            context.exit(130)
+
+
+def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Declare a command; like ``click.command`` with headway's handling of errors."""
+    return click.command(name, cls=HeadwayCommand, **attributes)
+
+
+json_option: Callable[[Decorated], Decorated] = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON with stable keys."
+)
+
+
+def say(text: str) -> None:
+    """Talk to the person: stderr, so that stdout stays data."""
+    click.echo(text, err=True)
+
+
+def console() -> Console:
+    """A rich console on stdout for tables; NO_COLOR and pipes are honoured by rich."""
+    return Console(file=sys.stdout, soft_wrap=False, width=None if sys.stdout.isatty() else 140)
+
+
+def print_json(content: Any) -> None:
+    """Print plain data as JSON on stdout."""
+    click.echo(to_json(content))
+
+
+def write_output(path: str, content: str | bytes) -> None:
+    """Write to a file, whole or not at all; ``-`` is stdout."""
+    if path == "-":
+        click.echo(content, nl=False)
+    else:
+        write_atomically(Path(path), content)
+        say(f"wrote {path}")
