@@ -29,7 +29,9 @@ class Tier(Document):
     oversubscription: float = Field(default=1.0, ge=1.0)
     """Capacity below divided by capacity into this level: 7 means that each NIC keeps 1/7 of its rate across it."""
     latency_seconds: Seconds = 0.0
-    """One message across this level, NIC to NIC."""
+    """One message across this level, NIC to NIC: switches and cables, without the NICs themselves."""
+    switch_ports: int | None = Field(default=None, ge=2)
+    """Ports of a switch of this level; None: as the fabric says."""
 
 
 class Fabric(Document):
@@ -38,9 +40,17 @@ class Fabric(Document):
     kind: Literal["rail-optimized", "fat-tree", "rail-only", "dual-plane", "none"]
     rails: int = Field(default=1, ge=1)
     """NICs of a node that lead to different leaf switches."""
+    switch_ports: int = Field(default=64, ge=2)
+    """Ports of a switch (its radix) at the rate of a NIC."""
     tiers: tuple[Tier, ...] = ()
     efficiency: Ratio = Field(default=1.0, gt=0, le=1)
     """Measured share of the line rate that large collectives reach."""
+    routing: Literal["adaptive", "ecmp"] = "adaptive"
+    """adaptive: switches spread packets over all equal paths; ecmp: each queue pair is hashed onto one of them."""
+    queue_pairs: int = Field(default=1, ge=1, le=64)
+    """Hashed flows over which the library spreads one connection evenly; matters for ecmp only."""
+    lossless: bool = True
+    """InfiniBand credits or Ethernet with priority flow control; False: packets are dropped under congestion."""
 
     def tier(self, num_nodes: int) -> Tier | None:
         """Return the lowest level that holds ``num_nodes`` nodes (the top one if none does; None without levels)."""
@@ -68,6 +78,16 @@ class Storage(Document):
     capacity_bytes: Bytes = 0.0
 
 
+class StorageNetwork(Document):
+    """A network of its own to storage and management, beside the training fabric."""
+
+    bandwidth_bytes_per_second: BytesPerSecond = Field(gt=0)
+    """Line rate of one node, one direction."""
+    oversubscription: float = Field(default=1.0, ge=1.0)
+    """Rate of all nodes divided by what the network carries towards storage."""
+    switch_ports: int = Field(default=64, ge=2)
+
+
 class Power(Document):
     """What the facility gives and loses."""
 
@@ -75,6 +95,10 @@ class Power(Document):
     """Facility power divided by IT power."""
     facility_watts: Watts = 0.0
     """Limit of the facility; 0: not stated."""
+    node_cap_watts: Watts = 0.0
+    """Power cap of one node; 0: none."""
+    cap_exponent: float = Field(default=3.0, ge=1.0)
+    """Under a cap, dynamic power goes with the speed of compute to this power; 3: voltage follows frequency."""
 
 
 class GemmPoint(Document):
@@ -119,8 +143,11 @@ class Measured(Document):
     memory_bandwidth_bytes_per_second: BytesPerSecond = 0.0
     """Streaming rate of elementwise operations; 0: not measured."""
     host_seconds: dict[str, Seconds] = Field(default_factory=dict)
-    """Fixed costs of the software per layer and micro-batch (keys ``layer``, ``tp_layer``, ``dp_layer``), per
-    micro-batch of a pipeline stage (``pp_microbatch``) and per step (``step``)."""
+    """Costs of the software around the arithmetic: per layer and micro-batch (keys ``layer``, and on top of it
+    ``tp_layer``, ``tp_sequence_layer``, ``dp_layer``), per micro-batch of a pipeline stage (``pp_microbatch``), per
+    ``step``; and of copies and waits around collectives: more for a tensor parallel layer with activations of 1 MiB
+    (``tp_mebibyte``: in proportion below, the same above), and for 1 GB of fp32 weights under FSDP
+    (``dp_gigabyte``)."""
 
 
 class Cluster(FileDocument):
@@ -132,6 +159,8 @@ class Cluster(FileDocument):
     pools: tuple[Pool, ...] = Field(min_length=1)
     fabric: Fabric = Fabric(kind="none")
     storage: tuple[Storage, ...] = ()
+    storage_network: StorageNetwork | None = None
+    """None: traffic to storage shares the training fabric."""
     power: Power = Power()
     oversubscribed_cores: float = Field(default=1.0, ge=1.0)
     """Ranks that share one core, where CPU cores play the part of GPUs; the compute time is multiplied by it."""

@@ -19,6 +19,11 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 class HeadwayCommand(click.Command):
     """A command that tells headway's own errors in one line (and as JSON where ``--json`` was asked for)."""
 
+    def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help; docstrings are raw, so the mark of lines that are not to be wrapped is made here."""
+        self.help = self.help and self.help.replace("\\b", "\b")
+        super().format_help_text(context, formatter)
+
     def invoke(self, context: click.Context) -> Any:
         """Run the command; exit 1 where the answer is no, 2 on trouble, 130 on Ctrl-C."""
         try:

@@ -7,19 +7,15 @@ file that says it, or the content itself.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
 import os
-import re
 import tempfile
-import types
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -32,10 +28,12 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from topologies.complaints import did_you_mean as did_you_mean
+from topologies.complaints import explain as explain
 from topologies.errors import InputError
 from topologies.units import document_key
 
@@ -107,10 +105,18 @@ def load(
     """
     path = Path(path)
     raw = read_mapping(path, inputs)
+    overrides = list(overrides)
     for override in overrides:
         apply_override(raw, override)
     content = transform(raw) if transform else raw
-    return check(content, model, LoadContext(path, inputs if inputs is not None else []), positions=raw)
+    try:
+        return check(content, model, LoadContext(path, inputs if inputs is not None else []), positions=raw)
+    except InputError as error:
+        for key in (override.partition("=")[0].strip() for override in overrides):
+            touched = f".{key}".endswith(f".{error.key}") or key.startswith(f"{error.key}.")
+            if error.file == str(path) and touched:
+                raise InputError(error.what, hint=error.hint, file="--set", key=key) from None
+        raise
 
 
 def read_mapping(path: Path, inputs: list[InputFile] | None = None) -> CommentedMap:
@@ -144,7 +150,9 @@ def read_mapping(path: Path, inputs: list[InputFile] | None = None) -> Commented
             f"is not valid YAML: {error.problem}", hint="correct the syntax here", file=path, line=line, column=column
         ) from None
     except YAMLError as error:
-        raise InputError(f"is not valid YAML: {error}", file=path) from None
+        raise InputError(f"is not valid YAML: {' '.join(str(error).split())}", file=path) from None
+    except RecursionError:
+        raise InputError("is nested too deeply", hint="write it flatter", file=path) from None
     if not isinstance(parsed, CommentedMap):
         found = "nothing" if parsed is None else f"a {'list' if isinstance(parsed, list) else type(parsed).__name__}"
         raise InputError(f"holds {found} at its top level", hint="write 'key: value' lines", file=path)
@@ -176,8 +184,14 @@ def apply_override(raw: CommentedMap, override: str) -> None:
         raise InputError(f"the value {text!r} is not valid YAML", file="--set", key=key) from None
 
 
-def check(content: Mapping[str, Any], model: type[DocumentT], context: LoadContext, positions: Any = None) -> DocumentT:
-    """Validate a parsed mapping; the first complaint becomes an InputError with its position."""
+def check(
+    content: Mapping[str, Any],
+    model: type[DocumentT],
+    context: LoadContext,
+    positions: Any = None,
+    changed: tuple[Path, Any] | None = None,
+) -> DocumentT:
+    """Validate a parsed mapping; the first complaint becomes an InputError with its position (see ``explain``)."""
     version = content.get("version", FORMAT_VERSION)
     if isinstance(version, int) and version > FORMAT_VERSION and "version" in model.model_fields:
         raise InputError(
@@ -188,89 +202,35 @@ def check(content: Mapping[str, Any], model: type[DocumentT], context: LoadConte
     try:
         return model.model_validate(content, context=context, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise explain(error, model, context.file, content if positions is None else positions) from None
+        raise explain(error, model, context.file, content if positions is None else positions, changed) from None
 
 
-def explain(error: ValidationError, model: type[BaseModel], file: Path, positions: Any) -> InputError:
-    """Turn pydantic's first complaint into a sentence with file, line, column, key, reason and remedy."""
-    errors = error.errors(include_url=False)
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    location = tuple(part for part in first["loc"] if isinstance(part, int) or not re.search(r"[\[\](]", part))
-    line, column, key = _position(positions, location)
-    what, hint = first["msg"].removeprefix("Value error, "), None
-    if first["type"] == "extra_forbidden":
-        known = _known_keys(model, location[:-1])
-        what = "is not a known key here"
-        hint = did_you_mean(str(location[-1]), known) or f"known keys: {', '.join(known)}"
-    elif first["type"] == "missing":
-        what, hint = "is missing", "add this key"
-    elif ";" in what:
-        what, hint = (part.strip() for part in what.split(";", 1))
-    elif first["type"] not in {"value_error", "assertion_error"}:
-        what = f"{what[0].lower()}{what[1:]} (found {first['input']!r:.60})"
-    return InputError(what, hint=hint, file=file, line=line, column=column, key=key)
+class _PlacedText(str):
+    """A text among changes to another file; remembers the file that says it."""
+
+    file: Path
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Suggest the nearest known words, or None.
+class _PlacedMapping(dict[str, Any]):
+    """A mapping among changes to another file; remembers where it was written."""
 
-    >>> did_you_mean("latencys", ["latency", "bandwidth"])
-    "did you mean 'latency'?"
-    """
-    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else None
+    file: Path
+    positions: Any
 
 
-def _position(root: Any, location: tuple[int | str, ...]) -> tuple[int | None, int | None, str | None]:
-    """Find where a complaint points, skipping parts of its path that the file does not spell out."""
-    node, found = root, []
-    line, column = (root.lc.line + 1, root.lc.col + 1) if isinstance(root, CommentedMap) else (None, None)
-    for part in location:
-        present = (
-            part in node
-            if isinstance(node, CommentedMap)
-            else part in range(len(node))
-            if isinstance(node, CommentedSeq)
-            else False
-        )
-        if present:
-            where = node.lc.data.get(part) if node.lc.data else None
-            if where:
-                line, column = where[0] + 1, where[1] + 1
-            node = node[part]
-            found.append(part)
-    if location and (not found or found[-1] != location[-1]):
-        found.append(location[-1])
-    return line, column, ".".join(map(str, found)) or None
-
-
-def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    current: list[Any] = [model]
-    for part in location:
-        inner: list[Any] = []
-        for annotation in current:
-            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-                inner += [
-                    info.annotation for name, info in annotation.model_fields.items() if part in (name, info.alias)
-                ]
-            else:
-                inner += [argument for argument in typing.get_args(annotation) if argument is not str]
-        current = [plain for annotation in inner for plain in _unwrap(annotation)]
-    return [
-        info.alias or name
-        for one in current
-        if isinstance(one, type) and issubclass(one, BaseModel)
-        for name, info in one.model_fields.items()
-    ]
-
-
-def _unwrap(annotation: Any) -> list[Any]:
-    origin = typing.get_origin(annotation)
-    if origin is Annotated:
-        return _unwrap(typing.get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        return [plain for argument in typing.get_args(annotation) for plain in _unwrap(argument)]
-    return [annotation]
+def _placed(value: Any, file: Path) -> Any:
+    """Mark all texts and mappings of a value as written in a file, unless they are marked already."""
+    if isinstance(value, _PlacedText | _PlacedMapping):
+        return value
+    if isinstance(value, str):
+        text = _PlacedText(value)
+        text.file = file
+        return text
+    if isinstance(value, Mapping):
+        mapping = _PlacedMapping({key: _placed(entry, file) for key, entry in value.items()})
+        mapping.file, mapping.positions = file, value
+        return mapping
+    return [_placed(entry, file) for entry in value] if isinstance(value, list) else value
 
 
 def merged(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,6 +240,10 @@ def merged(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         before = result.get(key)
         if isinstance(change, Mapping) and isinstance(before, str):
             result[key] = {"from": before, **change}
+            if isinstance(change, _PlacedMapping):
+                nested = _PlacedMapping(result[key])
+                nested.file, nested.positions = change.file, change.positions
+                result[key] = nested
         elif isinstance(change, Mapping) and isinstance(before, Mapping):
             result[key] = merged(before, change)
         else:
@@ -303,7 +267,7 @@ def resolve(name: str, folder: Path, context: LoadContext) -> Path:
     Raises:
         ValueError: no such file; near names are listed.
     """
-    if "/" in name or name.endswith(SUFFIXES):
+    if "/" in name or name.endswith((*SUFFIXES, ".csv", ".txt")):
         path = context.file.parent / name
         if not path.is_file():
             raise ValueError(f"there is no file {path}; paths are relative to the file that names them")
@@ -334,9 +298,9 @@ class Reference:
             if not isinstance(info.context, LoadContext):
                 return value
             if isinstance(value, str):
-                return self._load(value, {}, source, info.context)
+                return self._load(value, None, source, info.context)
             if isinstance(value, Mapping) and isinstance(value.get("from"), str):
-                changes = {key: entry for key, entry in value.items() if key != "from"}
+                changes = _placed(value, info.context.file)
                 return self._load(value["from"], changes, source, info.context)
             return value
 
@@ -351,10 +315,17 @@ class Reference:
             ]
         }
 
-    def _load(self, name: str, changes: dict[str, Any], model: type[DocumentT], context: LoadContext) -> DocumentT:
-        path = resolve(name, self.folder, context)
+    def _load(
+        self, name: str, changes: _PlacedMapping | None, model: type[DocumentT], context: LoadContext
+    ) -> DocumentT:
+        said_in = name.file if isinstance(name, _PlacedText) else context.file
+        path = resolve(name, self.folder, LoadContext(said_in))
         raw = self.read_raw(path, context.inputs) if self.read_raw else read_mapping(path, context.inputs)
-        return check(merged(raw, changes), model, LoadContext(path, context.inputs), positions=raw)
+        inside = LoadContext(path, context.inputs)
+        if changes is None:
+            return check(raw, model, inside)
+        content = merged(raw, {key: entry for key, entry in changes.items() if key != "from"})
+        return check(content, model, inside, positions=raw, changed=(changes.file, changes.positions))
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:

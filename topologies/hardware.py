@@ -27,10 +27,12 @@ class Gpu(FileDocument):
     memory_bytes: Bytes = Field(gt=0)
     """Nominal memory."""
     usable_memory_bytes: Bytes = Field(gt=0)
-    """What a framework can allocate: nominal memory less ECC, driver and context."""
+    """What the driver offers to all processes (torch's total capacity); the context of a process comes out of it."""
     memory_bandwidth_bytes_per_second: BytesPerSecond = Field(gt=0)
     power_watts: Watts = Field(gt=0)
     """Board power limit."""
+    power_limit_watts: Watts | None = Field(default=None, gt=0)
+    """Lower limit that an operator has set; clocks follow it."""
     idle_power_watts: Watts = 0.0
 
     def peak(self, precision: Precision) -> float | None:

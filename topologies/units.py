@@ -73,17 +73,19 @@ def format_quantity(value: float, dimension: str, digits: int = 3) -> str:
         return f"{100 * value:.{digits}g} %"
     if not math.isfinite(value):
         return str(value)
-    fitting = [(factor, unit) for unit, factor in decimal.items() if abs(value) >= factor]
+    rounded = abs(float(f"{value:.{digits}g}"))
+    fitting = [(factor, unit) for unit, factor in decimal.items() if rounded >= factor]
     factor, unit = max(fitting) if fitting else min((factor, unit) for unit, factor in decimal.items())
     number = value / factor
-    shown = f"{number:.0f}" if abs(number) >= 10**digits else f"{number:.{digits}g}"
-    return f"{shown} {unit}"
+    shown = f"{number:.{digits}g}"
+    return f"{number:.0f} {unit}" if "e+" in shown else f"{shown} {unit}"
 
 
 def _from_document(value: Any, info: ValidationInfo, dimension: str) -> Any:
     if isinstance(value, str):
         return parse_quantity(value, dimension)
-    if info.context is not None and not (dimension == "ratio" and isinstance(value, (int, float))):
+    bare_ratio = dimension == "ratio" and isinstance(value, (int, float)) and not isinstance(value, bool)
+    if info.context is not None and not bare_ratio:
         accepted = ", ".join(UNITS[dimension])
         raise ValueError(
             f"{value!r} is a bare {type(value).__name__}, not a quantity; add one of the units: {accepted}"
@@ -94,7 +96,7 @@ def _from_document(value: Any, info: ValidationInfo, dimension: str) -> Any:
 
 
 def _quantity(dimension: str, example: str) -> tuple[BeforeValidator, WithJsonSchema]:
-    units = "|".join(re.escape(unit) for unit in UNITS[dimension])
+    units = "|".join(UNITS[dimension])
     schema: dict[str, Any] = {"type": "string", "pattern": rf"^\s*{_NUMBER}\s*({units})\s*$", "examples": [example]}
     if dimension == "ratio":
         schema = {"anyOf": [{"type": "number", "minimum": 0}, schema]}
