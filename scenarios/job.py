@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from scenarios.model import MODELS, ModelSpec, read_model_file
+from scenarios.stack import Stack
 from topologies.document import Document, Reference
 from topologies.units import Seconds, Tokens
 
@@ -14,7 +15,7 @@ TrainingPrecision = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
 
 
 class Job(Document):
-    """A training job. In a scenario file ``model`` stands at the top level, beside ``job``."""
+    """A training job. In a scenario file ``model`` and ``stack`` stand at the top level, beside ``job``."""
 
     model: Annotated[ModelSpec, Reference(MODELS, read_raw=read_model_file)]
     seq_length: int = Field(ge=1)
@@ -27,9 +28,13 @@ class Job(Document):
     """Format of the matrix multiplications; fp8 and below keep bf16 weights and activations outside them."""
     gradient_precision: Literal["fp32", "bf16"] = "fp32"
     """Format in which gradients are accumulated and reduced."""
+    tuning: Literal["full", "lora"] = "full"
+    """lora: the weights are frozen and small adapters beside them learn (Hu et al. 2021)."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     attention: Literal["flash", "unfused"] = "flash"
     """flash: the quadratic score matrix is never stored; unfused: it is."""
+    stack: Stack = Stack()
+    """The training software."""
     deadline_seconds: Seconds | None = None
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
-from pydantic import Field, create_model
+from pydantic import Field, create_model, model_validator
 
 from topologies.document import Document
 
@@ -15,6 +15,11 @@ Axis = Literal["tp", "cp", "ep", "dp", "pp"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe"]
 Recompute = Literal["none", "selective", "full"]
+RecomputeModule = Literal[
+    "core_attn", "layernorm", "act", "mla_up_proj", "mlp", "moe", "shared_experts", "half_of_matmuls"
+]
+"""What selective recompute repeats, in Megatron-Core's words; ``half_of_matmuls`` is torchtitan's per-operator rule:
+every second matrix multiplication and everything that is not one."""
 
 SHARDINGS: tuple[Sharding, ...] = ("none", "zero1", "zero2", "zero3")
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe")
@@ -27,6 +32,24 @@ class Stage(Document):
     layers: int = Field(ge=0)
     recompute_layers: int = Field(default=0, ge=0)
     """How many of them recompute their whole forward pass."""
+    recompute: str = Field(default="", pattern="^[fsn]*$")
+    """One letter per layer, in order: f full, s selective, n none. Empty: the first ``recompute_layers`` are f, the
+    others s where the layout's recompute is selective, else n."""
+
+    @model_validator(mode="after")
+    def _letters_agree(self) -> Stage:
+        letters, full = len(self.recompute), self.recompute.count("f")
+        if letters and (letters != self.layers or full != self.recompute_layers):
+            raise ValueError(
+                f"recompute {self.recompute!r} has {letters} letters, {full} of them f; the stage has {self.layers} "
+                f"layers and recompute_layers {self.recompute_layers}"
+            )
+        return self
+
+    def modes(self, recompute: Recompute) -> str:
+        """Return the recompute letter of each layer under a layout's recompute mode."""
+        rest = "s" if recompute == "selective" else "n"
+        return self.recompute or "f" * self.recompute_layers + rest * (self.layers - self.recompute_layers)
 
 
 class Layout(Document):
@@ -58,7 +81,8 @@ class Layout(Document):
     """none: replicated; zero1: optimizer states; zero2: and gradients; zero3: and weights (FSDP)."""
     schedule: Schedule = "1f1b"
     recompute: Recompute = "none"
-    """selective: the attention core; full: every layer, or the ``recompute_layers`` of ``stages``."""
+    """selective: the ``recompute_modules``; full: every layer, or the ``recompute_layers`` of ``stages``."""
+    recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
     stages: tuple[Stage, ...] = ()
     rank_order: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
     """Axes from the fastest-varying rank index to the slowest."""
@@ -100,7 +124,10 @@ class Layout(Document):
 
 
 _OPTIONAL: dict[str, Any] = {
-    name: (Optional[info.annotation], Field(default=None, description=info.description))  # noqa: UP045
+    name: (
+        Optional[Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation],  # noqa: UP045
+        Field(default=None, description=info.description),
+    )
     for name, info in Layout.model_fields.items()
 }
 Pins: Any = create_model("Pins", __base__=Document, __doc__="The fields of a Layout that the user fixes.", **_OPTIONAL)

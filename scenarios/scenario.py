@@ -12,6 +12,7 @@ from scenarios.faults import Faults
 from scenarios.job import Job
 from scenarios.layout import Pins
 from scenarios.model import ModelSpec
+from scenarios.operations import Checkpointing, DataReading
 from scenarios.prices import Prices
 from topologies.cluster import Cluster
 from topologies.document import FileDocument, InputFile, LoadContext, Reference, load, resolve
@@ -21,6 +22,10 @@ from topologies.hardware import CATALOG
 SCENARIOS = Path(__file__).parent
 FAULTS, PRICES = SCENARIOS / "fault_presets", SCENARIOS / "price_books"
 
+Allowance = Literal["tp-across-domains", "fewer-gpus", "zero-bubble"]
+"""What a layout may do only where the scenario says so: tensor parallelism across scale-up domains, idle GPUs, and
+schedules that split the backward pass (zb-h1, zbv, dualpipe), which few trainers offer."""
+
 
 class Scenario(FileDocument):
     """Model, cluster, job and goal. ``layout`` pins what the planner must not change."""
@@ -29,19 +34,25 @@ class Scenario(FileDocument):
     cluster: Annotated[Cluster, Reference(CATALOG / "clusters")]
     faults: Annotated[Faults, Reference(FAULTS)] = Faults(name="none")
     prices: Annotated[Prices, Reference(PRICES)] = Prices(name="none")
+    checkpoint: Checkpointing = Checkpointing()
+    data: DataReading = DataReading()
     layout: Pins = Field(default_factory=Pins)
     objective: Literal["time", "cost", "goodput", "energy"] = "time"
+    allow: tuple[Allowance, ...] = ()
+    """What layouts may do beyond the usual."""
 
     @model_validator(mode="before")
     @classmethod
-    def _model_belongs_to_the_job(cls, content: Any) -> Any:
-        if not isinstance(content, dict) or "model" not in content:
+    def _model_and_stack_belong_to_the_job(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
             return content
+        moved = {key: content[key] for key in ("model", "stack") if key in content}
         job = content.get("job")
-        if isinstance(job, dict) and "model" in job:
-            raise ValueError("'model' is given twice, at the top and in 'job'; keep the one at the top")
-        rest = {key: value for key, value in content.items() if key != "model"}
-        return rest | {"job": {**job, "model": content["model"]}} if isinstance(job, dict) else rest
+        for key in moved:
+            if isinstance(job, dict) and key in job:
+                raise ValueError(f"{key!r} is given twice, at the top and in 'job'; keep the one at the top")
+        rest = {key: value for key, value in content.items() if key not in moved}
+        return rest | {"job": {**job, **moved}} if isinstance(job, dict) else rest
 
     @property
     def model(self) -> ModelSpec:
@@ -61,7 +72,7 @@ def load_scenario(name: str, *, overrides: Iterable[str] = (), inputs: list[Inpu
         InputError: no such scenario, or the file is not one.
     """
     path = Path(name)
-    if not path.exists():
+    if not path.is_file():
         try:
             path = resolve(name, SCENARIOS, LoadContext(Path()))
         except ValueError as error:
