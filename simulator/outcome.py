@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from topologies.errors import InputError
+from topologies.result_file import read_result_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,17 @@ class StepTimeline:
     step_seconds: float
 
 
+class RunSpan(NamedTuple):
+    """A stretch of a whole run."""
+
+    start_seconds: float
+    end_seconds: float
+    doing: str
+    """training, training slowly, or the cause of the loss."""
+    work: float
+    """Checkpoint intervals of work done in it, those that are lost later included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
     """A whole run: where the wall time went. ``lost_seconds`` and the useful seconds add up to ``wall_seconds``."""
@@ -141,6 +156,20 @@ class RunOutcome:
     lost_seconds: dict[str, float]
     failures: dict[str, int]
     checkpoints: int
+    completed: bool = True
+    """False: the run was given up, because it made hardly any progress."""
+    rate_factor: float = 1.0
+    """What this run's failure rates were multiplied by: rates are not known exactly."""
+    spares_used: int = 0
+    """Largest number of spare nodes in use at the same time."""
+    checkpoint_bytes: dict[str, float] = field(default_factory=dict)
+    """Written to each tier."""
+    energy_joules: float = 0.0
+    """Of the facility; 0: not asked for."""
+    cost_usd: float = 0.0
+    """Rent of all nodes, spares included, and electricity; 0: no prices."""
+    spans: tuple[RunSpan, ...] = ()
+    """What the job did when, where it was recorded."""
 
     @property
     def goodput(self) -> float:
@@ -164,7 +193,50 @@ class Measurement:
     phases_seconds: dict[str, float]
     environment: dict[str, Any]
     """Software versions, hostname class, share of the CPU that others took (``foreign_cpu_share``), ``contended``."""
+    run: dict[str, Any] = field(default_factory=dict)
+    """The whole job as a RunOutcome, with its ``goodput`` and its ``incidents``; empty where it was not recorded."""
     format_version: int = 1
+
+
+def read_measurement(path: str | Path) -> Measurement:
+    """Read a measurement file; keys that are not known are ignored within a format version.
+
+    Raises:
+        InputError: unreadable, truncated, not a measurement, a value of the wrong type, or of a newer format version.
+    """
+    content = read_result_file(path, kind="measurement", command="headway run plan.json -o measurement.json")
+    known = {one.name: content[one.name] for one in fields(Measurement) if one.name in content}
+    for one in fields(Measurement):
+        if one.name not in known and one.name != "run":
+            other = "; this is a plan" if {"layout", "predicted"} <= content.keys() else ""
+            raise InputError(f"is missing{other}", hint="give a measurement file", file=path, key=one.name)
+    _check_measurement(known, path)
+    return Measurement(**known)
+
+
+def _check_measurement(content: dict[str, Any], path: str | Path) -> None:
+    def expect(right: bool, key: str, what: str) -> None:
+        if not right:
+            raise InputError(f"is not {what}", hint="make the measurement again", file=path, key=key)
+
+    expect(isinstance(content["plan_sha256"], str), "plan_sha256", "a text")
+    for key in ("world_size", "steps"):
+        expect(isinstance(content[key], int) and content[key] >= 1, key, "a whole number of at least 1")
+    for key in ("step_seconds", "phases_seconds", "environment"):
+        expect(isinstance(content[key], dict), key, "a mapping")
+    for key in ("median", "p10", "p90"):
+        value = content["step_seconds"].get(key)
+        expect(_number(value) and value > 0, f"step_seconds.{key}", "a number above 0")
+    for key, value in content["phases_seconds"].items():
+        expect(_number(value) and value >= 0, f"phases_seconds.{key}", "a number of seconds")
+    for key in ("tokens_per_second_per_gpu", "peak_memory_bytes"):
+        expect(_number(content[key]) and content[key] >= 0, key, "a number of at least 0")
+    expect(content["mfu"] is None or _number(content["mfu"]), "mfu", "a number or null")
+    expect(isinstance(content["losses"], list), "losses", "a list")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def plain(outcome: Any) -> dict[str, Any]:

@@ -1,0 +1,164 @@
+"""Bytes of activations: what one layer keeps for its backward, and how many micro-batches are alive."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scenarios.job import Job
+from scenarios.layout import SCHEDULES, RecomputeModule
+from scenarios.model import Layer, Mamba, Mla, Mlp, Moe
+from simulator.arrays import Floats, Ints, LayoutArrays
+from simulator.attention import head_sizes, heads_per_rank
+from simulator.layers import FULL, SELECTIVE, Shares
+from simulator.moe import ffn_width, matrices_in
+
+
+def element_bytes(job: Job) -> float:
+    """Of an activation outside the GEMMs."""
+    return 4.0 if job.precision == "fp32" else 2.0
+
+
+def is_unfused(job: Job) -> bool:
+    """The score matrix is stored."""
+    return job.attention == "unfused" or job.stack.attention_kernel == "unfused"
+
+
+def layer_bytes(job: Job, layer: Layer, share: Shares) -> tuple[Floats, Floats]:
+    """What one layer keeps of one micro-batch: everything, and the part that selective recompute drops.
+
+    Unfused GPT layers keep s b h (34 + 5 a s / h) bytes, dropout masks included (Korthikanti et al. 2022, equation 2).
+    Flash kernels keep no scores, so that there is nothing for selective recompute to drop; models that run them are
+    counted without dropout.
+    """
+    element = element_bytes(job)
+    hidden, tokens, tp = job.model.hidden_size, share.tokens, share.ranks.tp
+    masks = 1.0 if is_unfused(job) else 0.0
+    kept = element * layer.norms * share.norm_tokens * hidden
+    dropped = np.zeros(len(tokens))
+    mixer, ffn = layer.mixer, layer.feed_forward
+    if mixer is not None:
+        kept = kept + (element + masks) * share.norm_tokens * hidden
+    if isinstance(mixer, Mamba):
+        width = 5 * mixer.inner_size + 2 * mixer.groups * mixer.state_size
+        kept = kept + element * tokens * width / tp
+    elif mixer is not None:
+        query, value = head_sizes(mixer)
+        heads = mixer.heads / tp
+        kept = kept + element * tokens * heads * value
+        if isinstance(mixer, Mla):
+            latent = 2 * (mixer.q_lora_rank or 0) + 2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim
+            kept = kept + element * tokens * (heads * (2 * query + value) + latent)
+        else:
+            kept = kept + element * tokens * heads_per_rank(mixer, tp) * mixer.head_dim
+            if mixer.qk_norm:
+                kept = kept + element * tokens * (heads + np.maximum(mixer.kv_heads / tp, 1.0)) * mixer.head_dim
+        if is_unfused(job):
+            dropped = (2.0 * element + 1.0) * tokens * heads * job.seq_length
+        else:
+            kept = kept + 4.0 * tokens * heads
+    if ffn is not None:
+        kept = kept + (element + masks) * share.norm_tokens * hidden
+    if isinstance(ffn, Mlp):
+        kept = kept + element * tokens * (matrices_in(ffn) + 1) * ffn.ffn_hidden_size / tp
+    elif isinstance(ffn, Moe):
+        kept = kept + _expert_bytes(ffn, element, hidden, share)
+    return kept + dropped, dropped
+
+
+def _expert_bytes(moe: Moe, element: float, hidden: int, share: Shares) -> Floats:
+    """Router scores, routed copies before and after the experts, and the experts' inner activations."""
+    ranks = share.ranks
+    tokens = share.tokens / ranks.tp
+    inner = (matrices_in(moe) + 1) * moe.ffn_hidden_size
+    routed = tokens * moe.top_k * (2.0 * hidden * ranks.etp + inner)
+    shared = tokens * (matrices_in(moe) + 1) * moe.shared_ffn_hidden_size
+    return element * (routed + shared) + 4.0 * tokens * moe.num_experts
+
+
+def module_bytes(job: Job, layer: Layer, share: Shares, modules: tuple[RecomputeModule, ...]) -> Floats:
+    """What selective recompute of modules drops besides the scores of unfused attention, which ``core_attn`` drops."""
+    element, tokens, tp = element_bytes(job), share.tokens, share.ranks.tp
+    mixer, ffn = layer.mixer, layer.feed_forward
+    dropped = np.zeros(len(tokens))
+    if "layernorm" in modules:
+        dropped = dropped + element * layer.norms * share.norm_tokens * job.model.hidden_size
+    if isinstance(mixer, Mla) and "mla_up_proj" in modules:
+        query, value = head_sizes(mixer)
+        dropped = dropped + element * tokens * mixer.heads / tp * (2 * query + value)
+    if ffn is None:
+        return dropped
+    inner = element * tokens * ffn_width(ffn) / tp
+    if isinstance(ffn, Moe) and "moe" in modules:
+        return dropped + _expert_bytes(ffn, element, job.model.hidden_size, share)
+    if isinstance(ffn, Mlp) and "mlp" in modules:
+        return dropped + (matrices_in(ffn) + 1) * inner
+    if isinstance(ffn, Moe) and "shared_experts" in modules:
+        width = (matrices_in(ffn) + 1) * ffn.shared_ffn_hidden_size
+        dropped = dropped + element * tokens * width / tp
+    return dropped + inner if "act" in modules else dropped
+
+
+def activation_bytes(
+    job: Job, layer: Layer, share: Shares, recompute: Ints, modules: tuple[RecomputeModule, ...] = ("core_attn",)
+) -> tuple[Floats, Floats]:
+    """What one layer keeps of one micro-batch under a recompute mode, and what its backward needs for a moment.
+
+    Full recompute keeps the layer's input; the backward then holds all of the layer again. Gradients of the widest
+    activations come on top.
+    """
+    element = element_bytes(job)
+    everything, scores = layer_bytes(job, layer, share)
+    dropped = module_bytes(job, layer, share, modules)
+    dropped = dropped + scores if "core_attn" in modules else dropped
+    if "half_of_matmuls" in modules:
+        dropped = everything / 2.0
+    entry = element * share.norm_tokens * job.model.hidden_size
+    full, selective = recompute == FULL, recompute == SELECTIVE
+    saved = np.where(full, entry, np.where(selective, everything - dropped, everything))
+    again = np.where(full, everything, np.where(selective, dropped, 0.0))
+    return saved, again + element * share.tokens * _widest(layer) / share.ranks.tp + entry
+
+
+def _widest(layer: Layer) -> int:
+    """Elements per token of the widest activation of a layer."""
+    mixer, ffn = layer.mixer, layer.feed_forward
+    wide = ffn_width(ffn) * matrices_in(ffn) if ffn is not None else 0
+    if isinstance(mixer, Mamba):
+        return max(wide, 2 * mixer.inner_size)
+    if mixer is None:
+        return wide
+    query, value = head_sizes(mixer)
+    keys = mixer.heads if isinstance(mixer, Mla) else mixer.kv_heads
+    return max(wide, mixer.heads * query + keys * (query + value))
+
+
+def live_microbatches(layouts: LayoutArrays, rank: Floats, num_microbatches: Floats) -> tuple[Floats, Floats, Floats]:
+    """Micro-batches whose activations a rank holds at its peak, of its first chunk, each between, and its last.
+
+    ``rank`` has shape (layouts, ranks), and so has each result. Closed forms of the op orders: gpipe all; 1f1b
+    ``pp - rank``; interleaved ``2 (pp - rank - 1) + (vpp - 1) pp + 1`` chunk passes, the last chunk filled last; zb-h1
+    ``pp``, because weight gradients come late; zbv ``2 pp`` and dualpipe ``2 pp + 1`` chunks, or ``pp + 1`` stages of
+    which every rank has two.
+    """
+    m, pp, v = num_microbatches[:, None], layouts.pp[:, None], layouts.vpp[:, None]
+    code = layouts.schedule[:, None]
+    gpipe, zb_h1, zbv, dualpipe = (SCHEDULES.index(name) for name in ("gpipe", "zb-h1", "zbv", "dualpipe"))
+    most = np.where(code == gpipe, m, np.minimum(m, pp))
+    first = np.where((code == gpipe) | (code == zb_h1), most, np.minimum(m, pp - rank))
+    none = np.zeros(rank.shape)
+    middle, last = none, none
+    if np.any(v > 1):
+        chunked = v > 1
+        passes = np.minimum(2 * (pp - rank - 1) + (v - 1) * pp + 1, m * v)
+        again = np.clip(passes - v * pp, 0, np.maximum(m - pp, 0))
+        first = np.where(chunked, np.minimum(passes, pp) + again, first)
+        middle = np.where(v > 2, np.clip(passes - pp, 0, pp), none)
+        last = np.where(chunked, np.clip(passes - (v - 1) * pp, 0, pp), none)
+    if np.any(code >= zbv):
+        vee, dual = (code == zbv) & (v == 2), (code == dualpipe) & (pp > 1)
+        first = np.where(vee, np.minimum(m, 2 * pp - rank - 1), np.where(dual & (v == 2), 2 * pp - rank, first))
+        last = np.where(vee | (dual & (v == 2)), np.minimum(m, rank + 1), last)
+        near = np.minimum(rank, pp - 1 - rank)
+        own, other = np.where(rank < pp / 2, pp - near, near + 1), np.where(rank < pp / 2, near + 1, pp - near)
+        first, last = np.where(dual & (v == 1), own, first), np.where(dual & (v == 1), other, last)
+    return first, middle, last

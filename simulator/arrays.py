@@ -1,0 +1,119 @@
+"""Many layouts side by side: one array per field, so that a whole space is priced in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scenarios.job import Job
+from scenarios.layout import RECOMPUTES, SCHEDULES, SHARDINGS, Axis, Layout, RecomputeModule
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+DEGREES = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch_size")
+"""The integer fields that a LayoutArrays shares with Layout."""
+
+CHUNK_ROWS = 32_768
+"""Rows of one pass over a large space: its arrays stay in the caches of a core."""
+
+SHARED = ("rank_order", "recompute_modules")
+"""Fields that all rows of a LayoutArrays have in common."""
+
+DEFAULT_RANK_ORDER: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutArrays:
+    """Layouts as arrays of equal length, one row each; the stages are always split by the uniform rule.
+
+    ``sharding``, ``schedule`` and ``recompute`` are indices into SHARDINGS, SCHEDULES and RECOMPUTES. All rows share
+    ``rank_order`` and the same ``recompute_modules``.
+    """
+
+    tp: Ints
+    cp: Ints
+    pp: Ints
+    vpp: Ints
+    dp: Ints
+    ep: Ints
+    etp: Ints
+    micro_batch_size: Ints
+    sequence_parallel: Bools
+    sharding: Ints
+    schedule: Ints
+    recompute: Ints
+    rank_order: tuple[Axis, ...] = DEFAULT_RANK_ORDER
+    recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
+
+    @classmethod
+    def of(cls, layouts: Sequence[Layout]) -> LayoutArrays:
+        """Lay layouts side by side; their explicit stages are left behind.
+
+        Raises:
+            ValueError: no layouts, or different rank orders.
+        """
+        orders = {(layout.rank_order, layout.recompute_modules) for layout in layouts}
+        if len(orders) != 1:
+            raise ValueError(f"layouts of one array share one rank order and recompute modules, found {len(orders)}")
+        ((rank_order, modules),) = orders
+        columns: dict[str, Any] = {
+            name: np.array([getattr(layout, name) for layout in layouts], dtype=np.int64) for name in DEGREES
+        }
+        return cls(
+            **columns,
+            sequence_parallel=np.array([layout.sequence_parallel for layout in layouts], dtype=np.bool_),
+            sharding=np.array([SHARDINGS.index(layout.optimizer_sharding) for layout in layouts], dtype=np.int64),
+            schedule=np.array([SCHEDULES.index(layout.schedule) for layout in layouts], dtype=np.int64),
+            recompute=np.array([RECOMPUTES.index(layout.recompute) for layout in layouts], dtype=np.int64),
+            rank_order=rank_order,
+            recompute_modules=modules,
+        )
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def row(self, index: int) -> Layout:
+        """Return one row as a Layout."""
+        degrees: dict[str, Any] = {name: int(getattr(self, name)[index]) for name in DEGREES}
+        return Layout(
+            **degrees,
+            sequence_parallel=bool(self.sequence_parallel[index]),
+            optimizer_sharding=SHARDINGS[self.sharding[index]],
+            schedule=SCHEDULES[self.schedule[index]],
+            recompute=RECOMPUTES[self.recompute[index]],
+            rank_order=self.rank_order,
+            recompute_modules=self.recompute_modules,
+        )
+
+    def take(self, rows: Ints | Bools | slice) -> LayoutArrays:
+        """Return the rows that an index array, a mask or a slice selects."""
+        columns = {one.name: getattr(self, one.name)[rows] for one in fields(self) if one.name not in SHARED}
+        return replace(self, **columns)
+
+    @property
+    def world_size(self) -> Ints:
+        """GPUs that each layout uses."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    def num_microbatches(self, job: Job) -> Ints:
+        """Micro-batches that each replica runs per step.
+
+        Raises:
+            ValueError: the global batch does not divide in one of the rows.
+        """
+        per_round = self.dp * self.micro_batch_size
+        count = job.global_batch_size // per_round
+        wrong = np.flatnonzero((count * per_round != job.global_batch_size) | (count == 0))
+        if len(wrong):
+            row = int(wrong[0])
+            raise ValueError(
+                f"global batch {job.global_batch_size} is not a multiple of dp {self.dp[row]} x micro-batch "
+                f"{self.micro_batch_size[row]} in row {row}"
+            )
+        return count

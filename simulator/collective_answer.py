@@ -1,0 +1,123 @@
+"""What ``headway collective`` answers: the time, what binds it, and what the answer does not know."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.collectives import CollectiveTime, bus_factor, collective_seconds, crossing
+from simulator.flows import NOT_MODELLED, FlowTime, play_collective
+from topologies.cluster import Cluster, CollectiveKind
+from topologies.link_map import link_map
+from topologies.units import format_quantity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveAnswer:
+    """One collective, predicted by the closed form or played as flows."""
+
+    time: CollectiveTime
+    bottleneck: str
+    """What binds it: a link of the fabric where flows were played, a kind of link otherwise."""
+    warnings: tuple[str, ...]
+    played: FlowTime | None = None
+    closed_form: CollectiveTime | None = None
+    """Beside flows: the same by NCCL's model."""
+
+    @property
+    def not_modelled(self) -> tuple[str, ...]:
+        """What neither way of predicting knows."""
+        return NOT_MODELLED
+
+
+def answer_collective(
+    kind: CollectiveKind, cluster: Cluster, gpus: int, size_bytes: float, *, flows: bool = False, seed: int = 0
+) -> CollectiveAnswer:
+    """Predict a collective over the first ``gpus`` GPUs of a cluster.
+
+    Args:
+        kind: which one.
+        cluster: the machine.
+        gpus: ranks, packed node by node.
+        size_bytes: the whole buffer as in nccl-tests.
+        flows: play it on the links of the cluster, with the algorithm that NCCL's model picks.
+        seed: of the fabric's hash, where it hashes.
+
+    Raises:
+        Infeasible: the cluster has fewer GPUs.
+        InputError: links cannot be numbered, or two ranks have no way to each other.
+    """
+    closed = collective_seconds(kind, cluster, gpus, size_bytes)
+    warnings = traffic_warnings(cluster, gpus)
+    if not flows:
+        return CollectiveAnswer(
+            time=closed, bottleneck=_closed_bottleneck(kind, cluster, gpus, closed), warnings=warnings
+        )
+    network = link_map(cluster)
+    algorithm = _playable(closed.algorithm, kind, cluster, gpus)
+    played = play_collective(network, kind, np.arange(gpus), size_bytes, algorithm=algorithm, seed=seed)
+    algbw = size_bytes / played.seconds if played.seconds > 0 else 0.0
+    time = CollectiveTime(
+        seconds=played.seconds,
+        algbw_bytes_per_second=algbw,
+        busbw_bytes_per_second=algbw * bus_factor(kind, gpus),
+        algorithm=algorithm,
+        protocol="fluid",
+    )
+    return CollectiveAnswer(
+        time=time, bottleneck=played.bottleneck, warnings=warnings, played=played, closed_form=closed
+    )
+
+
+def _playable(algorithm: str, kind: CollectiveKind, cluster: Cluster, gpus: int) -> str:
+    """The algorithm as flows: a ring where it was measured and nobody says what ran, or where domains are uneven."""
+    if kind in ("all_to_all", "send_recv"):
+        return "p2p"
+    uneven = gpus > cluster.domain_size and gpus % cluster.domain_size
+    return "ring" if algorithm == "measured" or uneven else algorithm
+
+
+def _closed_bottleneck(kind: CollectiveKind, cluster: Cluster, gpus: int, time: CollectiveTime) -> str:
+    if time.algorithm == "measured":
+        return "as measured"
+    scale_up, fabric = cluster.scale_up, cluster.fabric
+    if gpus <= cluster.domain_size:
+        return f"{scale_up.kind} links of each GPU"
+    nodes = math.ceil(gpus / cluster.node.gpus_per_node)
+    reached = fabric.tier(nodes)
+    factor = crossing(fabric, nodes, crowded=kind == "all_to_all")
+    if reached is not None and factor > 1:
+        return f"links into {reached.name} (a NIC keeps 1/{factor:.3g})"
+    members = min(cluster.domain_size, gpus)
+    if members * cluster.node.network_bytes_per_second_per_gpu > scale_up.bus_bandwidth_bytes_per_second:
+        return f"{scale_up.kind} links of each GPU"
+    return "NICs"
+
+
+def traffic_warnings(cluster: Cluster, gpus: int) -> tuple[str, ...]:
+    """Say what of a cluster's fabric makes traffic between ``gpus`` GPUs slower or less certain than predicted."""
+    fabric, found = cluster.fabric, []
+    nodes = math.ceil(gpus / cluster.node.gpus_per_node)
+    if gpus <= cluster.domain_size or fabric.kind == "none":
+        return ()
+    if not fabric.lossless:
+        found.append(
+            "the fabric drops packets under congestion: collectives stall on retransmission, which is not modelled; "
+            "measure fabric.efficiency or turn flow control on"
+        )
+    factor = fabric.oversubscription(nodes)
+    if factor > 1:
+        rate = format_quantity(cluster.node.network_bytes_per_second_per_gpu / factor, "bytes_per_second")
+        found.append(
+            f"{nodes} nodes reach across an oversubscription of {factor:g}:1: a GPU keeps {rate} where all send at once"
+        )
+    if fabric.routing == "ecmp" and len(fabric.tiers) > 1 and nodes > fabric.tiers[0].nodes:
+        found.append(
+            f"connections are hashed onto equal paths with {fabric.queue_pairs} queue pairs each: collisions depend on "
+            "the seed (--seed, with --flows)"
+        )
+    if cluster.storage_network is None and any(not store.per_node for store in cluster.storage):
+        found.append("storage traffic shares this fabric and is not in this answer")
+    return tuple(found)

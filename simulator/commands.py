@@ -1,0 +1,335 @@
+"""``headway simulate`` and ``headway collective``: predictions for what the user names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from scenarios.operations import CheckpointMode
+from simulator.collective_answer import CollectiveAnswer, answer_collective
+from simulator.ensemble import Backend, available_cores, ensemble_json
+from simulator.inputs import Subject, read_subject
+from simulator.memory import memory_use
+from simulator.outcome import MemoryUse, plain
+from simulator.parts import merge_parts, part_range, part_text
+from simulator.traces import trace_bytes
+from simulator.training import StepPlay, explained_step
+from simulator.whole_runs import WholeRun, known, play, timeline, whole_run
+from topologies.catalog import load_cluster
+from topologies.cluster import CollectiveKind
+from topologies.console import command, console, json_option, print_json, say, write_output
+from topologies.document import InputFile, to_json
+from topologies.errors import Infeasible, InputError
+from topologies.units import format_quantity, parse_quantity
+
+DEFAULT_SEED = 0
+
+
+@command()
+@click.argument("name", metavar="PLAN|SCENARIO")
+@click.option("--pin", "pins", multiple=True, metavar="FIELD=VALUE", help="Fix a field of the layout: --pin tp=8.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the scenario.")
+@click.option("--step", "step_only", is_flag=True, help="Play one optimizer step event by event (the default).")
+@click.option("--runs", type=click.IntRange(min=1), help="Play this many whole runs with failures.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=DEFAULT_SEED, show_default=True, help="Of the runs' failures."
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes; default: as many as there are cores.")
+@click.option("--backend", type=click.Choice(get_args(Backend)), default="processes", help="Where the runs are played.")
+@click.option("--part", metavar="K/N", help="Play only this part of the runs, for 'headway merge'; needs -o.")
+@click.option("-o", "--output", metavar="FILE", help="Write the runs: the part, or the answer with one run's timeline.")
+@click.option("--trace", metavar="FILE", help="Write the step for ui.perfetto.dev (gzip unless FILE ends in .json).")
+@json_option
+def simulate(
+    name: str,
+    pins: tuple[str, ...],
+    overrides: tuple[str, ...],
+    step_only: bool,
+    runs: int | None,
+    seed: int,
+    jobs: int | None,
+    backend: Backend,
+    part: str | None,
+    output: str | None,
+    trace: str | None,
+    as_json: bool,
+) -> None:
+    r"""Predict a step or whole runs of a PLAN file, or of a SCENARIO whose layout is pinned.
+
+    \b
+    headway simulate plan.json --runs 1000 --seed 1 --json
+    headway simulate plan.json --runs 1000 --part 1/4 -o part-1.jsonl
+    headway merge part-*.jsonl
+    """
+    if runs is not None and (step_only or trace is not None):
+        raise click.UsageError("--runs plays whole runs; leave it out for --step and --trace")
+    if runs is None and (part is not None or output is not None):
+        raise click.UsageError("--part and -o are for whole runs; say how many with --runs")
+    if part is not None and output is None:
+        raise click.UsageError("--part writes its runs to a file; name it with -o")
+    subject = read_subject(name, pins=pins, overrides=overrides)
+    _tell_inputs(subject.inputs)
+    scenario, layout = subject.scenario, subject.layout
+    played = explained_step(scenario.cluster, scenario.job, layout)
+    if runs is None:
+        memory = memory_use(scenario.cluster, scenario.job, layout)
+        if memory.headroom_bytes < 0:
+            say(
+                f"warning: the layout does not fit: the fullest stage needs {_gib(memory.peak_bytes)}, "
+                f"a GPU holds {_gib(memory.capacity_bytes)}"
+            )
+        if trace is not None:
+            write_output(trace, trace_bytes(played.timeline, scenario.name, compress=not trace.endswith(".json")))
+        if as_json:
+            if trace != "-":
+                print_json(_step_json(subject, played, memory))
+        elif trace != "-":
+            _show_step(subject, played, memory)
+        return
+    run = _whole_run(subject, played)
+    say(f"seed: {seed}")
+    told = known(run) | {"layout": _layout_json(subject), "inputs": _inputs_json(subject.inputs)}
+    first, count = (0, runs) if part is None else part_range(part, runs)
+    with _progress_bar(count) as tell:
+        outcomes = play(run, count, seed, jobs or available_cores(), first_run=first, backend=backend, tell=tell)
+    if part is not None and output is not None:
+        write_output(output, part_text(outcomes, seed, first, told))
+        return
+    content = ensemble_json(outcomes, seed, told)
+    _warn(content)
+    if output is not None:
+        write_output(output, to_json(content | {"timeline": timeline(run, seed)}) + "\n")
+    if as_json and output != "-":
+        print_json(content)
+    elif output != "-":
+        _show_runs(content)
+
+
+@command()
+@click.argument("parts", metavar="PART...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@json_option
+def merge(parts: tuple[Path, ...], as_json: bool) -> None:
+    """Put the PARTs of an ensemble together: files of 'headway simulate --part'."""
+    outcomes, seed, told = merge_parts(parts)
+    content = ensemble_json(outcomes, seed, told)
+    _warn(content)
+    if as_json:
+        print_json(content)
+    else:
+        _show_runs(content)
+
+
+@command()
+@click.argument("kind", type=click.Choice(get_args(CollectiveKind)))
+@click.option("--cluster", "cluster_name", required=True, metavar="NAME|FILE", help="See 'headway topology list'.")
+@click.option("--gpus", type=click.IntRange(min=2), required=True, help="Ranks, packed node by node.")
+@click.option("--bytes", "size", required=True, metavar="SIZE", help="The whole buffer as in nccl-tests: '8 GiB'.")
+@click.option("--flows", is_flag=True, help="Play it on the links of the fabric instead of NCCL's own model.")
+@click.option("--seed", type=click.IntRange(min=0), default=DEFAULT_SEED, show_default=True, help="Of hashed paths.")
+@json_option
+def collective(
+    kind: CollectiveKind, cluster_name: str, gpus: int, size: str, flows: bool, seed: int, as_json: bool
+) -> None:
+    """Predict one collective of KIND on a cluster."""
+    try:
+        size_bytes = parse_quantity(size, "bytes")
+    except ValueError as error:
+        what, _, hint = str(error).partition("; ")
+        raise InputError(what, hint=hint or None, key="--bytes") from None
+    inputs: list[InputFile] = []
+    cluster = load_cluster(cluster_name, inputs)
+    _tell_inputs(inputs)
+    if gpus > cluster.num_gpus:
+        raise Infeasible(
+            f"a collective on {cluster.name}",
+            needed=f"{gpus} GPUs",
+            available=str(cluster.num_gpus),
+            relax=("fewer --gpus", "a larger cluster"),
+        )
+    found = answer_collective(kind, cluster, gpus, size_bytes, flows=flows, seed=seed)
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+    if as_json:
+        asked = {"kind": kind, "gpus": gpus, "bytes": size_bytes, "inputs": _inputs_json(inputs)}
+        print_json(_collective_json(found) | asked)
+        return
+    console().print(f"{kind} of {format_quantity(size_bytes, 'bytes')} over {gpus} GPUs of {escape(cluster.name)}")
+    _show_collective(found)
+
+
+def _collective_json(found: CollectiveAnswer) -> dict[str, Any]:
+    content = plain(found.time) | {"bottleneck": found.bottleneck, "warnings": list(found.warnings)}
+    content["not_modelled"] = list(found.not_modelled)
+    if found.played is not None:
+        content |= {"flows": plain(found.played), "closed_form": plain(found.closed_form)}
+    return content
+
+
+def _show_collective(found: CollectiveAnswer) -> None:
+    out, time = console(), found.time
+    out.print(
+        f"{format_quantity(time.seconds, 'seconds', 4)}, "
+        f"algbw {format_quantity(time.algbw_bytes_per_second, 'bytes_per_second', 4)}, "
+        f"busbw {format_quantity(time.busbw_bytes_per_second, 'bytes_per_second', 4)} "
+        f"({escape(time.algorithm)}, {escape(time.protocol)})"
+    )
+    played = found.played
+    more = f" and {played.bottlenecks - 1:,} like it" if played is not None and played.bottlenecks > 1 else ""
+    out.print(f"bound by {escape(found.bottleneck)}{more}")
+    if played is not None and found.closed_form is not None:
+        out.print(
+            f"{played.flows:,} flows in {played.flow_classes:,} classes; at most {_told(played.high_seconds)} where "
+            f"unequal flows share links; NCCL's model alone: {_told(found.closed_form.seconds)}"
+        )
+    out.print(f"not modelled: {'; '.join(found.not_modelled)}", style="dim")
+
+
+def _whole_run(subject: Subject, played: StepPlay) -> WholeRun:
+    """Checkpoint as the plan says, or as is best."""
+    planned = subject.checkpoint or {}
+    steps, mode = planned.get("interval_steps"), planned.get("mode")
+    return whole_run(
+        subject.scenario,
+        subject.layout,
+        played.timeline.step_seconds,
+        step=played.predicted,
+        mode=mode if mode in get_args(CheckpointMode) else None,
+        interval_steps=steps if isinstance(steps, int) and steps >= 1 else None,
+    )
+
+
+@contextmanager
+def _progress_bar(runs: int) -> Iterator[Callable[[int], None] | None]:
+    """A bar on stderr, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("runs", total=runs)
+        yield lambda done: bar.advance(task, done)
+
+
+def _warn(content: dict[str, Any]) -> None:
+    if content["customary_length"]:
+        say("the job names no target_tokens: a run is 30 days of useful work")
+    if not content["failures"]:
+        say("the scenario names no failure rates: only checkpoint stalls are lost")
+    runs, given_up = content["runs"], content["runs"] - content["completed_runs"]
+    if given_up:
+        say(f"warning: {given_up} of {runs} runs were given up: they made hardly any progress between failures")
+
+
+def _tell_inputs(inputs: Sequence[InputFile]) -> None:
+    for one in inputs:
+        say(f"read {one.path} (sha256 {one.sha256[:12]})")
+
+
+def _inputs_json(inputs: Sequence[InputFile]) -> list[dict[str, str]]:
+    return [{"path": one.path, "sha256": one.sha256} for one in inputs]
+
+
+def _layout_json(subject: Subject) -> dict[str, Any]:
+    layout = subject.layout
+    return layout.model_dump(mode="json") | {"num_microbatches": layout.num_microbatches(subject.scenario.job)}
+
+
+def _step_json(subject: Subject, played: StepPlay, memory: MemoryUse) -> dict[str, Any]:
+    step = played.timeline.step_seconds
+    return {
+        "step_seconds": step,
+        "mfu": played.mfu,
+        "breakdown_seconds": played.breakdown_seconds,
+        "memory_bytes": memory.as_json(),
+        "closed_form": {
+            "step_seconds": played.predicted.total_seconds,
+            "breakdown_seconds": played.predicted.breakdown_seconds,
+        },
+        "tokens_per_second_per_gpu": subject.scenario.job.tokens_per_step / step / subject.layout.world_size,
+        "layout": _layout_json(subject),
+        "inputs": _inputs_json(subject.inputs),
+    }
+
+
+def _show_step(subject: Subject, played: StepPlay, memory: MemoryUse) -> None:
+    step, closed = played.timeline.step_seconds, played.predicted.total_seconds
+    out = console()
+    out.print(f"[bold]{escape(subject.scenario.name)}[/bold]: {escape(subject.layout.label())}")
+    mfu = "" if played.mfu is None else f", MFU {100 * played.mfu:.1f} %"
+    tokens = subject.scenario.job.tokens_per_step / step
+    out.print(f"step {format_quantity(step, 'seconds', 4)}{mfu}, {tokens:,.0f} tokens/s")
+    out.print(f"closed form {format_quantity(closed, 'seconds', 4)} ({100 * (step / closed - 1):+.2f} %)\n")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("where the step goes")
+    for heading in ("seconds", "share", "closed form"):
+        table.add_column(heading, justify="right")
+    for part, seconds in played.breakdown_seconds.items():
+        if seconds == played.predicted.breakdown_seconds[part] == 0:
+            continue
+        table.add_row(
+            part.replace("_", " "),
+            f"{seconds:.4f}",
+            f"{100 * seconds / step:.1f} %",
+            f"{played.predicted.breakdown_seconds[part]:.4f}",
+        )
+    out.print(table)
+    out.print(f"\nmemory: {_gib(memory.peak_bytes)} of {_gib(memory.capacity_bytes)} on the fullest stage")
+
+
+def _show_runs(content: dict[str, Any]) -> None:
+    out, policy = console(), content["checkpoint"]
+    out.print(f"[bold]{escape(content['scenario'])}[/bold]: {escape(content['layout_label'])}")
+    out.print(
+        f"{content['runs']} runs of {content['num_steps']:,} steps; {policy['mode']} save every "
+        f"{policy['interval_steps']:,} steps ({_told(policy['interval_seconds'])})"
+    )
+    out.print(f"{escape(policy['reason'])}\n")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "mean", "p10", "p50", "p90", "95 % of mean"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for label, key, scale, unit in (
+        ("goodput", "goodput", 100.0, " %"),
+        ("wall time", "wall_seconds", 1 / 86400, " d"),
+        ("energy", "energy_kwh", 1e-3, " MWh"),
+        ("cost", "cost_usd", 1e-6, " M USD"),
+    ):
+        values = content.get(key)
+        if values is None:
+            continue
+        cells = [f"{scale * values[name]:.2f}{unit}" for name in ("mean", "p10", "p50", "p90")]
+        interval = values["ci95"]
+        cells.append("-" if interval is None else f"{scale * interval[0]:.2f} to {scale * interval[1]:.2f}{unit}")
+        table.add_row(label, *cells)
+    out.print(table)
+    out.print(f"quantiles include {content['quantiles_include']}")
+    analytic = content["analytic"]
+    out.print(f"\nclosed form: goodput {100 * analytic['goodput']:.2f} % ({analytic['difference_points']:+.2f} points)")
+    if not analytic["agrees"]:
+        out.print(f"it leaves out: {escape('; '.join(analytic['leaves_out']) or 'nothing known')}")
+    lost = Table(box=None, pad_edge=False)
+    lost.add_column("\nlost to")
+    lost.add_column("\nof the wall time", justify="right")
+    for cause, seconds in content["lost_seconds"].items():
+        if seconds > 1e-9 * content["wall_seconds"]["mean"]:
+            lost.add_row(cause, f"{100 * seconds / content['wall_seconds']['mean']:.2f} %")
+    out.print(lost)
+    if content["failures"]:
+        failures = ", ".join(f"{name} {count:.1f}" for name, count in content["failures"].items())
+        out.print(f"\nfailures per run: {escape(failures)}")
+    out.print(f"not modelled: {'; '.join(content['not_modelled'])}")
+
+
+def _told(seconds: float) -> str:
+    return format_quantity(seconds, "seconds")
+
+
+def _gib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB"

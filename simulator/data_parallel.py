@@ -1,0 +1,120 @@
+"""What data parallelism adds: gathers and reductions of weights and gradients, and the update of the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scenarios.job import Job
+from simulator.arrays import Floats, LayoutArrays
+from simulator.compute import Rates, optimizer_seconds
+from simulator.layers import ZERO1, ZERO2, ZERO3, Shares
+from simulator.links import Links
+from simulator.stages import StageTables
+from simulator.traffic import data_parallel_seconds
+from simulator.weights import rank_weights, weights_of
+
+HIDDEN_BEHIND = 0.8
+"""Share of the last micro-batch behind which overlapped gradient reduction can hide (fit of published runs)."""
+
+WRAPPED_LAYER_SECONDS = 3 * 4e-5
+"""Launch of two gathers and a reduce-scatter of one wrapped layer (fit of published runs)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel:
+    """Seconds of the heaviest rank."""
+
+    fsdp: Floats
+    """Exposed per micro-batch."""
+    total: Floats
+    """Once per step, before overlap."""
+    exposed: Floats
+    """Once per step."""
+    reduced_bytes: Floats
+    """Gradients of one rank that are reduced once per step."""
+    update: Floats
+    """Optimizer, with the constant per step."""
+
+
+def _update_seconds(rate: Rates, job: Job, owned: Floats, ranks_per_host: Floats) -> Floats:
+    """Update on the GPU, or on the host for all of its ranks (Ren et al. 2021, ZeRO-Offload)."""
+    if not rate.software.cpu_optimizer:
+        return optimizer_seconds(rate, job, owned)
+    return np.asarray(rate.parameters.cpu_adam.value * 1e-9 * owned * ranks_per_host)
+
+
+def data_parallel(
+    rate: Rates,
+    net: Links,
+    job: Job,
+    layouts: LayoutArrays,
+    share: Shares,
+    tables: StageTables,
+    microbatch: Floats,
+) -> DataParallel:
+    """Time the traffic of weights and gradients, and the update (Rajbhandari et al. 2020; Zhao et al. 2023, FSDP).
+
+    none and zero1 reduce gradients once per step, zero1 and zero2 gather updated weights once; zero2 reduces every
+    micro-batch (its ranks keep no more than their shard of the sum), zero3 also gathers weights for its forward and for
+    its backward. Both run beside compute and slow it by a share of the shorter; ``microbatch`` is the time of one.
+    """
+    ranks, software, parameters = share.ranks, rate.software, rate.parameters
+    dense, experts, _ = rank_weights(weights_of(job.model), tables)
+    local = dense.max(axis=1)[tables.index] / ranks.tp
+    local_expert = experts.max(axis=1)[tables.index] / (ranks.ep * ranks.etp)
+    fp32 = job.precision == "fp32"
+    gathered, reduced = software.gather_bytes, 4.0 if fp32 or job.gradient_precision == "fp32" else 2.0
+    if software.lora:
+        reduced = 0.0
+    zero1, zero2, zero3 = layouts.sharding == ZERO1, layouts.sharding == ZERO2, layouts.sharding == ZERO3
+    eager = zero2
+
+    def passes(gathers: Floats, reduced_bytes: Floats, pieces: Floats) -> Floats:
+        return data_parallel_seconds(
+            net,
+            ranks,
+            local,
+            local_expert,
+            gathers=gathers,
+            gathered_bytes=gathered,
+            reduced_bytes=reduced_bytes,
+            sharded=layouts.sharding >= ZERO1,
+            pieces=pieces,
+        )
+
+    fsdp = np.zeros(len(layouts))
+    if np.any(zero3 | eager):
+        wrapped = job.model.num_layers / ranks.pp + 1.0
+        each = passes(np.where(zero3, 2.0, 0.0), np.full(len(layouts), reduced), wrapped)
+        if not rate.cpu:
+            spread = (ranks.shards > 1) | (ranks.expert_shards > 1)
+            each = each + np.where(zero3 & spread, WRAPPED_LAYER_SECONDS * (wrapped - 1.0), 0.0)
+        else:  # FSDP copies weights around each of its collectives: two gathers and a reduction, or the reduction only
+            copied = np.where(ranks.shards > 1, np.where(zero3, 1.0, 1.0 / 3.0), 0.0) * 4e-9 * local
+            each = each + rate.fixed_seconds("dp_gigabyte") * copied
+        each = np.where(zero3 | eager, each, 0.0)
+        beside = software.exposed_fsdp * np.minimum(microbatch, each) + np.maximum(each - microbatch, 0.0)
+        fsdp = each if rate.cpu else beside
+
+    updated = (zero1 | zero2) & (not software.lora)
+    total = passes(np.where(updated, 1.0, 0.0), np.where(eager, 0.0, reduced), np.ones(len(layouts)))
+    total = np.where(zero3, 0.0, total)
+    exposed = software.exposed_dp * total
+    if software.dp_overlap:
+        exposed = np.maximum(exposed, total - HIDDEN_BEHIND * microbatch)
+
+    split = layouts.sharding >= ZERO1
+    owned = local / np.where(split, ranks.shards, 1.0) + local_expert / np.where(split, ranks.expert_shards, 1.0)
+    if software.lora:
+        owned = np.zeros(len(layouts))
+    per_host = np.minimum(net.gpus_per_node, layouts.world_size)
+    constant = rate.fixed_seconds("step") if rate.cpu else parameters.step_constant.value
+    return DataParallel(
+        fsdp=fsdp,
+        total=total,
+        exposed=exposed,
+        reduced_bytes=np.where(zero3, 0.0, (local + local_expert) * reduced),
+        update=_update_seconds(rate, job, owned, per_host) + constant,
+    )

@@ -1,0 +1,120 @@
+"""The expected goodput of a whole run in closed form: what the planner searches with and the simulation confirms.
+
+A product of planned stops, spares, failures with saves, and stragglers: exact in each factor for exponential failures,
+close in the product (within 0.5 points at 16,384 GPUs, 1.1 at 100,000).
+"""
+
+from __future__ import annotations
+
+import math
+
+from scenarios.faults import Faults
+from simulator.failures import Source
+from simulator.goodput_theory import not_waiting_share, slowdown, straggler_loss, two_level_slowdown
+from simulator.nodes import idle_replicas
+from simulator.progress import PROCESS, SaveTier
+
+
+def expected_run_goodput(
+    faults: Faults,
+    found: tuple[Source, ...],
+    tiers: tuple[SaveTier, ...],
+    interval_seconds: float,
+    num_nodes: int,
+    replica_nodes: int,
+) -> float:
+    """Useful share of the wall time in the long run.
+
+    Args:
+        faults: how the job comes back, and what slows or stops it on purpose.
+        found: what fails.
+        tiers: of the checkpoints, from near to far; the third and further ones are left out.
+        interval_seconds: useful seconds between saves.
+        num_nodes: of the job.
+        replica_nodes: of one model replica.
+    """
+    planned = faults.maintenance.takes_seconds / faults.maintenance.every_seconds if faults.maintenance else 0.0
+    poisoned = sum(one.rate_per_second * one.poisoned_seconds for one in found)
+    failing = 1 / failure_slowdown(faults, found, tiers, interval_seconds)  # x / inf is 0
+    share = max(0.0, 1 - planned) * _manned_share(faults, found, num_nodes, replica_nodes) * failing
+    return max(0.0, share - poisoned - _straggling_share(faults, num_nodes))
+
+
+def failure_slowdown(
+    faults: Faults, found: tuple[Source, ...], tiers: tuple[SaveTier, ...], interval_seconds: float
+) -> float:
+    """Wall over useful seconds with failures and saves alone, by the one- or two-level form.
+
+    What is manual or an outage stops the clock, so it adds to the restart without being hit by failures.
+    """
+    rate = sum(one.rate_per_second for one in found)
+    first = tiers[0]
+    stall = sum(tier.stall_seconds for tier in tiers if tier.every == first.every)
+    interval = interval_seconds * first.every
+    if rate == 0:
+        return 1 + sum(tier.stall_seconds / (interval_seconds * tier.every) for tier in tiers)
+    stopped = rate * (faults.manual.share * faults.manual.takes_seconds if faults.manual else 0.0)
+    stopped += sum(one.rate_per_second * one.outage_seconds for one in found)
+    back = come_back_seconds(faults, found)
+
+    def ready(tier: SaveTier) -> float:
+        return back + tier.load_seconds + tier.drain_seconds
+
+    if faults.elastic is not None and faults.elastic.keeps_state:
+        return (1 + stall / interval) * math.exp(back * rate) + stopped
+    near = sum(one.rate_per_second for one in found if one.loss in first.survives and one.poisoned_seconds == 0)
+    if len(tiers) >= 2 and rate > near:
+        second = tiers[1]
+        every = second.every // first.every
+        stalls = (first.stall_seconds, second.stall_seconds)
+        exact = float(two_level_slowdown(interval, every, stalls, (near, rate - near), (ready(first), ready(second))))
+    else:
+        exact = slowdown(interval, stall, 1 / rate, back + first.load_seconds, first.drain_seconds)
+    if faults.clock == "operating":
+        exact *= (1 + back * rate) / math.exp(back * rate)
+    return exact + stopped
+
+
+def come_back_seconds(faults: Faults, found: tuple[Source, ...]) -> float:
+    """Mean time from a failure to reading the checkpoint, without people, outages and waiting."""
+    full, total = sum(faults.phases_seconds.values()), 0.0
+    for one in found:
+        restart = full
+        if faults.elastic is not None and faults.elastic.keeps_state:
+            restart = faults.elastic.reconfigure_seconds
+        elif one.loss == PROCESS and faults.in_job_restart_seconds is not None:
+            restart = faults.in_job_restart_seconds
+        elif 0 < one.lost_nodes <= faults.standbys:
+            restart = faults.standby_restart_seconds
+        total += one.rate_per_second * (one.detection_seconds + faults.diagnosis_seconds + restart)
+    return total / sum(one.rate_per_second for one in found)
+
+
+def _straggling_share(faults: Faults, num_nodes: int) -> float:
+    one = faults.stragglers
+    if one is None:
+        return 0.0
+    found = math.inf if one.found_seconds is None else one.found_seconds
+    restart = sum(faults.phases_seconds.values())
+    return straggler_loss(one.rate_per_second * num_nodes, one.speed, one.lasts_seconds, found, restart)
+
+
+def _manned_share(faults: Faults, found: tuple[Source, ...], num_nodes: int, replica_nodes: int) -> float:
+    """Share of the time (or, elastic, of the replicas) for which there are nodes."""
+    broken = [one for one in found if math.isfinite(one.repair_seconds) and one.lost_nodes]
+    losses = sum(one.rate_per_second * one.lost_nodes for one in broken)
+    if faults.spares is None or losses == 0:
+        return 1.0
+    in_repair = sum(
+        one.rate_per_second * one.lost_nodes * (one.repair_seconds + one.detection_seconds) for one in broken
+    )
+    spares = faults.spares + faults.standbys
+    if faults.elastic is None:
+        return not_waiting_share(spares, losses, in_repair / losses)
+    from scipy.stats import poisson
+
+    replicas, lost = num_nodes / replica_nodes, 0.0
+    for down in range(spares + 1, int(poisson.ppf(1 - 1e-9, in_repair)) + 2):
+        idle = idle_replicas(faults, down - spares, replicas, replica_nodes)
+        lost += float(poisson.pmf(down, in_repair)) * min(1.0, idle / replicas)
+    return 1 - lost

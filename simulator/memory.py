@@ -1,0 +1,244 @@
+"""Peak memory of a rank, part by part: weights, gradients, optimizer, activations, logits, buffers, reserve.
+
+Activations per layer follow Korthikanti et al. 2022 (arXiv 2205.05198, section 4), extended to grouped and latent
+heads, gated feed-forward parts, experts, context parallelism and flash kernels; how many micro-batches are alive
+follows the schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scenarios.job import Job
+from scenarios.layout import Layout
+from simulator.activations import activation_bytes, element_bytes, live_microbatches
+from simulator.arrays import CHUNK_ROWS, Floats, LayoutArrays
+from simulator.layers import ZERO1, ZERO2, ZERO3, Shares, shares
+from simulator.outcome import MemoryUse, StageMemory
+from simulator.parameters import Parameters, shipped_parameters
+from simulator.schedule import chunk_vectors
+from simulator.stages import Placement, StageTables, every_rank, placement, uniform_tables
+from simulator.traffic import ranks_of
+from simulator.weights import columns_weights, rank_weights, weights_of
+from topologies.cluster import Cluster
+
+ExactLive = list[tuple[Floats, Floats]]
+"""Of every rank: layers of each chunk (chunks, columns), and live micro-batches at every peak (peaks, chunks)."""
+
+NOT_INCLUDED = (
+    "memory outside the framework's allocator: CUDA context, driver (taken off the usable memory of the GPU)",
+    "code outside the layers, embedding and head, such as adapters, encoders and custom losses",
+    "peaks while the job starts: initialisation, loading and saving of checkpoints",
+    "quantised copies of weights that some fp8 and fp4 recipes keep between micro-batches",
+    "uneven routing: every expert is counted with its average share of tokens",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeBytes:
+    """Bytes per parameter of one precision recipe."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    sharded_weights: float
+    sharded_optimizer: float
+    """The same two where weights are sharded: the fp32 shard is weight and master copy in one."""
+    gathered: float
+
+
+def recipe_bytes(job: Job) -> RecipeBytes:
+    """Bytes per parameter by precision and optimizer.
+
+    Mixed precision with AdamW: 2 + 4 (or 2) + 12, of which 4 are the master copy (Rajbhandari et al. 2020, section 3.1;
+    Megatron-LM prints 6 + 12/DP with fp32 gradients, 4 + 12/DP with bf16). fp32: 4 + 4 + 8. SGD is plain. Frozen
+    weights (LoRA) have no gradients and no optimizer states; adapters are not counted. An offloaded optimizer keeps its
+    states, with the master copy, on the host.
+    """
+    gradients = 4.0 if job.gradient_precision == "fp32" or job.precision == "fp32" else 2.0
+    moments = 8.0 if job.optimizer == "adamw" else 0.0
+    if job.tuning == "lora":
+        size = 4.0 if job.precision == "fp32" else 2.0
+        return RecipeBytes(
+            weights=size, gradients=0.0, optimizer=0.0, sharded_weights=size, sharded_optimizer=0.0, gathered=size
+        )
+    if job.stack.offload == "optimizer":
+        size = 4.0 if job.precision == "fp32" else 2.0
+        return RecipeBytes(
+            weights=size,
+            gradients=gradients,
+            optimizer=0.0,
+            sharded_weights=size,
+            sharded_optimizer=0.0,
+            gathered=size,
+        )
+    if job.precision == "fp32":
+        return RecipeBytes(
+            weights=4.0, gradients=4.0, optimizer=moments, sharded_weights=4.0, sharded_optimizer=moments, gathered=4.0
+        )
+    if gradients == 4.0:
+        return RecipeBytes(
+            weights=2.0,
+            gradients=4.0,
+            optimizer=4.0 + moments,
+            sharded_weights=4.0,
+            sharded_optimizer=moments,
+            gathered=2.0,
+        )
+    return RecipeBytes(
+        weights=2.0,
+        gradients=2.0,
+        optimizer=4.0 + moments,
+        sharded_weights=2.0,
+        sharded_optimizer=4.0 + moments,
+        gathered=2.0,
+    )
+
+
+def memory_use(cluster: Cluster, job: Job, layout: Layout, *, parameters: Parameters | None = None) -> MemoryUse:
+    """Peak memory of every pipeline rank of one layout.
+
+    Of explicit virtual stages, which may be unequal, every combination of live micro-batches that the op order reaches
+    is counted; of equal ones the closed forms of ``live_microbatches``.
+
+    Raises:
+        ValueError: the global batch does not divide, or the stages do not hold the model.
+    """
+    columns, placed = placement(job.model, layout)
+    tables = every_rank(columns, placed)
+    row = LayoutArrays.of([layout])
+    exact = exact_live(layout, placed, layout.num_microbatches(job)) if layout.stages and layout.vpp > 1 else None
+    parts = memory_parts(cluster, job, row, tables, parameters or shipped_parameters(), exact)
+    stages = tuple(
+        StageMemory(**{name: float(value[0, rank]) for name, value in parts.items()}) for rank in range(placed.pp)
+    )
+    return MemoryUse(stages=stages, capacity_bytes=cluster.gpu.usable_memory_bytes, not_included=NOT_INCLUDED)
+
+
+def peak_bytes(cluster: Cluster, job: Job, layouts: LayoutArrays, *, parameters: Parameters | None = None) -> Floats:
+    """Peak memory of the fullest rank of every layout; stages by the uniform rule.
+
+    Raises:
+        ValueError: the global batch does not divide in one of the rows.
+    """
+    parameters = parameters or shipped_parameters()
+    peaks = []
+    for start in range(0, len(layouts), CHUNK_ROWS):
+        rows = layouts.take(slice(start, start + CHUNK_ROWS)) if len(layouts) > CHUNK_ROWS else layouts
+        parts = memory_parts(cluster, job, rows, uniform_tables(job.model, rows), parameters)
+        total = sum(value for name, value in parts.items() if name != "in_flight_microbatches")
+        peaks.append(np.asarray(total).max(axis=1))
+    return np.concatenate(peaks)
+
+
+def exact_live(layout: Layout, placed: Placement, num_microbatches: int) -> ExactLive:
+    """Count the layers of each chunk of every rank, and the live micro-batches of its chunks."""
+    vectors = chunk_vectors(layout.schedule, layout.pp, layout.vpp, num_microbatches)
+    return [
+        (placed.counts[placed.ranks == rank].astype(np.float64), np.array(live, dtype=np.float64))
+        for rank, live in enumerate(vectors)
+    ]
+
+
+def memory_parts(
+    cluster: Cluster,
+    job: Job,
+    layouts: LayoutArrays,
+    tables: StageTables,
+    parameters: Parameters,
+    exact: ExactLive | None = None,
+) -> dict[str, Floats]:
+    """All parts as arrays (layouts, ranks); a rank that only pads holds less than every real one.
+
+    ``exact`` belongs to a single layout whose ranks are all in the tables.
+    """
+    recipe, ranks = recipe_bytes(job), ranks_of(layouts)
+    share = shares(job, layouts, ranks)
+    dense, experts, ends = (part[tables.index] for part in rank_weights(weights_of(job.model), tables))
+    local, outer = dense / ranks.tp[:, None], ends / ranks.tp[:, None]
+    local_expert = experts / (ranks.ep * ranks.etp)[:, None]
+
+    def held(replicated: float, sharded: float, first_stage: int) -> Floats:
+        """Bytes of local parameters at so many bytes each, cut from a stage of optimizer sharding on."""
+        cut = layouts.sharding >= first_stage
+        each = np.where(layouts.sharding == ZERO3, sharded, replicated)
+        dense = each / np.where(cut, ranks.shards, 1.0)
+        expert = each / np.where(cut, ranks.expert_shards, 1.0)
+        return local * dense[:, None] + local_expert * expert[:, None]
+
+    activations, live = _activations(job, layouts, tables, share, exact)
+    head = tables.ends[:, :, 1][tables.index]
+    logit_bytes = 4.0 * share.tokens * job.model.vocab_size / ranks.tp * (1.0 + job.model.mtp_layers)
+    logits = head * logit_bytes[:, None]
+    buffers = _buffers(job, layouts, tables, share, outer, recipe)
+    base = parameters.reserve_cpu if cluster.gpu.architecture == "cpu" else parameters.reserve
+    return {
+        "weights_bytes": held(recipe.weights, recipe.sharded_weights, ZERO3),
+        "gradients_bytes": held(recipe.gradients, recipe.gradients, ZERO2),
+        "optimizer_bytes": held(recipe.optimizer, recipe.sharded_optimizer, ZERO1),
+        "activations_bytes": activations,
+        "logits_bytes": logits,
+        "buffers_bytes": buffers,
+        "reserve_bytes": base.value + parameters.fragmentation.value * (activations + logits + buffers),
+        "in_flight_microbatches": live,
+    }
+
+
+def _activations(
+    job: Job, layouts: LayoutArrays, tables: StageTables, share: Shares, exact: ExactLive | None
+) -> tuple[Floats, Floats]:
+    """Bytes of activations of every rank, and its micro-batches in flight.
+
+    What the layers keep for every live micro-batch, what the backward of the largest layer needs for a moment, and on
+    the last stage the input and output of the final norm.
+    """
+    model, index = job.model, tables.index
+    live = live_microbatches(layouts, tables.ranks[index], share.num_microbatches)
+    layers = tables.chunks.sum(axis=2)
+    boundary = element_bytes(job) * share.norm_tokens * model.hidden_size
+    kept = (2.0 * tables.ends[:, :, 1])[index] * boundary[:, None]
+    transient, each = np.zeros_like(kept), list[float]()
+    for i, column in enumerate(tables.columns):
+        layer = model.layer_kinds[column.kind]
+        mode = layouts.recompute if column.recompute is None else np.full(len(layouts), column.recompute)
+        saved, again = activation_bytes(job, layer, share, mode, layouts.recompute_modules)
+        if exact is None:
+            passes = np.zeros_like(kept)
+            for place, count in enumerate(live):
+                if np.any(tables.chunks[:, :, place, i]):
+                    passes += count * tables.chunks[:, :, place, i][index]
+            kept += passes * saved[:, None]
+        each.append(saved[0])
+        transient = np.maximum(transient, (layers[:, :, i] > 0)[index] * again[:, None])
+    if exact is not None:
+        kept += np.array([[float((combinations @ (counts @ each)).max()) for counts, combinations in exact]])
+    # a rank holds as many micro-batches as its chunks on average; a mirrored DualPipe rank holds two stages
+    held = live[0] + live[1] * np.maximum(layouts.vpp - 2, 0)[:, None] + live[2]
+    return kept + transient, held / layouts.vpp[:, None]
+
+
+def _buffers(
+    job: Job, layouts: LayoutArrays, tables: StageTables, share: Shares, outer: Floats, recipe: RecipeBytes
+) -> Floats:
+    """Gathered weights and gradients on their way, and activations that another rank sends.
+
+    With sharded weights two layers are gathered at a time (one computes, the next arrives), embedding and head stay
+    gathered, and the gradients of one layer wait for their reduction.
+    """
+    ranks, element = share.ranks, element_bytes(job)
+    whole = element * share.tokens * job.model.hidden_size
+    sequence = np.where(layouts.sequence_parallel & (layouts.tp > 1), whole, 0.0)
+    p2p = np.where(layouts.pp > 1, 2.0 * element * share.norm_tokens * job.model.hidden_size, 0.0)
+    arriving = np.broadcast_to((sequence + p2p)[:, None], outer.shape)
+    if not np.any(layouts.sharding == ZERO3):
+        return arriving
+    dense, expert = columns_weights(weights_of(job.model), tables.columns)
+    present = tables.chunks.sum(axis=2) > 0
+    largest = np.zeros(outer.shape)
+    for i in range(len(tables.columns)):
+        layer = dense[i] / ranks.tp + expert[i] / (ranks.ep * ranks.etp)
+        largest = np.maximum(largest, present[:, :, i][tables.index] * layer[:, None])
+    gathered = (2.0 * recipe.gathered + recipe.gradients) * largest + recipe.gathered * outer
+    return np.where((layouts.sharding == ZERO3)[:, None], gathered + arriving, arriving)

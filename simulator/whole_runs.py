@@ -1,0 +1,175 @@
+"""From a scenario with a layout to whole runs: data path, power, checkpoints, setup, and what is told about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from scenarios.layout import Layout
+from scenarios.operations import CheckpointMode
+from scenarios.scenario import Scenario
+from simulator.checkpoints import CheckpointPolicy, choose_interval
+from simulator.ensemble import Backend, simulate_runs
+from simulator.outcome import RunOutcome, StepTime, plain
+from simulator.power import Bill, NodePower, billed, node_power
+from simulator.run import simulate_run
+from simulator.run_setup import RunSetup, run_setup
+from simulator.storage import DataPath, bandwidth_estimates, data_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRun:
+    """A run that is ready to be played, and the parts that it was made of."""
+
+    scenario: Scenario
+    setup: RunSetup
+    policy: CheckpointPolicy
+    data: DataPath
+    power: NodePower
+    bill: Bill
+    layout: Layout
+
+
+def whole_run(
+    scenario: Scenario,
+    layout: Layout,
+    step_seconds: float,
+    *,
+    step: StepTime | None = None,
+    mode: CheckpointMode | None = None,
+    interval_steps: int | None = None,
+) -> WholeRun:
+    """Make a run of a scenario with this layout.
+
+    Args:
+        scenario: with faults, prices, checkpoint and data.
+        layout: complete.
+        step_seconds: of one step undisturbed.
+        step: its parts, for the power of a node.
+        mode: pins the checkpoints' mode.
+        interval_steps: pins their interval.
+    """
+    cluster, job, faults = scenario.cluster, scenario.job, scenario.faults
+    nodes = math.ceil(layout.world_size / cluster.node.gpus_per_node)
+    data = data_path(cluster, scenario.data, job.tokens_per_step / step_seconds, nodes)
+    power = node_power(cluster, step, nodes)
+    policy = choose_interval(
+        cluster,
+        job,
+        layout,
+        faults,
+        step_seconds,
+        mode=mode,
+        interval_steps=interval_steps,
+        wish=scenario.checkpoint,
+        data_share=data.storage_share,
+    )
+    slow = {name: speed for name, speed in (("data", data.speed), ("power cap", power.speed)) if speed < 1}
+    setup = run_setup(cluster, job, layout, faults, policy, step_seconds, slow=slow)
+    bill = Bill(
+        power=power,
+        nodes=nodes,
+        spares=(faults.spares or 0) + faults.standbys,
+        gpus_per_node=cluster.node.gpus_per_node,
+        pue=cluster.power.pue,
+        prices=scenario.prices,
+    )
+    return WholeRun(scenario=scenario, setup=setup, policy=policy, data=data, power=power, bill=bill, layout=layout)
+
+
+def play(
+    run: WholeRun,
+    runs: int,
+    seed: int,
+    jobs: int,
+    *,
+    first_run: int = 0,
+    backend: Backend = "processes",
+    tell: Callable[[int], None] | None = None,
+) -> tuple[RunOutcome, ...]:
+    """Play runs and write their bills."""
+    played = simulate_runs(run.setup, runs, seed, jobs, first_run=first_run, backend=backend, tell=tell)
+    return tuple(billed(outcome, run.bill) for outcome in played)
+
+
+def known(run: WholeRun) -> dict[str, Any]:
+    """What is told about the runs and does not depend on luck, as plain data."""
+    setup, policy = run.setup, run.policy
+    mtbf = setup.mtbf_seconds
+    window = policy.interval_seconds * max((level.every for level in policy.levels), default=1)
+    estimates = bandwidth_estimates(run.scenario.model.num_params, policy.bytes, window, mtbf)
+    return {
+        "scenario": run.scenario.name,
+        "layout_label": run.layout.label(),
+        "customary_length": run.scenario.job.target_tokens is None,
+        "analytic": {
+            "goodput": setup.expected_goodput(),
+            "optimum_interval_seconds": policy.optimum_interval_seconds,
+            "leaves_out": analytic_gaps(setup),
+        },
+        "rate_spread": setup.faults.rate_spread if setup.sources else 0.0,
+        "step_seconds": setup.step_seconds,
+        "num_steps": setup.num_steps,
+        "checkpoint": policy.as_json(),
+        "mtbf_seconds": None if math.isinf(mtbf) else mtbf,
+        "storage": {"write_bytes_per_second": estimates, "write_seconds": policy.write_seconds},
+        "data": _finite(plain(run.data)),
+        "power": {"node_watts": run.power.watts, "cap_watts": run.power.cap_watts, "speed": run.power.speed},
+        "not_modelled": not_modelled(setup),
+    }
+
+
+def timeline(run: WholeRun, seed: int, number: int = 0) -> dict[str, Any]:
+    """What one of the runs did when: ``spans`` of start, end, what was done and tokens per second."""
+    played = simulate_run(run.setup, seed, number, record=True)
+    tokens = run.setup.interval_steps * run.setup.tokens_per_step
+    spans = [
+        [
+            span.start_seconds,
+            span.end_seconds,
+            span.doing,
+            span.work * tokens / (span.end_seconds - span.start_seconds),
+        ]
+        for span in played.spans
+    ]
+    return {"run": number, "goodput": played.goodput, "wall_seconds": played.wall_seconds, "spans": spans}
+
+
+def _finite(content: dict[str, Any]) -> dict[str, Any]:
+    return {key: None if value == math.inf else value for key, value in content.items()}
+
+
+def analytic_gaps(setup: RunSetup) -> list[str]:
+    """What the closed form leaves out or only approximates for this run: reasons why the simulation may differ."""
+    faults, found = setup.faults, setup.sources
+    gaps = [
+        (faults.rate_spread > 0 and bool(found), "rates that differ from run to run (it takes their mean)"),
+        (faults.spares is not None, "spares and repair shop full and empty at the start (it takes the long run)"),
+        (faults.elastic is not None, "restarts to shrink and to grow, and waiting for the first replica"),
+        (faults.repair_crews is not None, "the queue for the repair crews"),
+        (faults.corrupt_checkpoints > 0, "corrupt checkpoints"),
+        (faults.lemons is not None, "lemons that are found and retired"),
+        (faults.trace is not None, "the times of recorded events"),
+        (any(one.burst_share for one in found), "bursts"),
+        (any(one.shape != 1 for one in found), "lives that are not exponential"),
+        (any(one.notice_seconds for one in found), "saves on notice"),
+        (any(one.poisoned_seconds for one in found), "rollbacks beyond the mean poisoned work"),
+        (len(setup.tiers) > 2, "the archive"),
+        (setup.work_seconds < 20 * setup.interval_seconds, "a run of few intervals"),
+        (_without_refuge(setup), "failures that no tier of checkpoints outlives: the run starts again"),
+    ]
+    return [reason for applies, reason in gaps if applies]
+
+
+def _without_refuge(setup: RunSetup) -> bool:
+    return any(all(one.loss not in tier.survives for tier in setup.tiers) for one in setup.sources)
+
+
+def not_modelled(setup: RunSetup) -> list[str]:
+    """What a reader should know to be missing, or assumed for want of a figure."""
+    found = ["wrong diagnoses and failed repairs", "several jobs that compete for the same spares and repair shop"]
+    if setup.faults.spares is None and setup.sources:
+        found.insert(0, "waiting for spares: none are stated, so one is always at hand")
+    return found
