@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from scenarios.layout import Layout
 from scenarios.scenario import Scenario
 from topologies.document import FORMAT_VERSION, explain, to_json, write_atomically
 from topologies.errors import InputError
+from topologies.result_file import read_result_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class Plan:
     alternatives: list[dict[str, Any]]
     solver: dict[str, Any]
     inputs: list[dict[str, str]]
+    file_sha256: str = field(default="", compare=False)
+    """Of the file that the plan was read from; empty for a plan that was just made."""
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain data, as in its file."""
@@ -48,14 +50,18 @@ class Plan:
             "inputs": self.inputs,
         }
 
+    def as_text(self) -> str:
+        """The content of its file."""
+        return to_json(self.as_json()) + "\n"
+
     def sha256(self) -> str:
-        """Hash of the plan's content, by which a measurement names its plan."""
-        return hashlib.sha256(to_json(self.as_json()).encode()).hexdigest()
+        """SHA-256 of the plan's file, by which a measurement names its plan."""
+        return self.file_sha256 or hashlib.sha256(self.as_text().encode()).hexdigest()
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
     """Write a plan file, whole or not at all."""
-    write_atomically(path, to_json(plan.as_json()) + "\n")
+    write_atomically(path, plan.as_text())
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -66,20 +72,7 @@ def read_plan(path: str | Path) -> Plan:
     Raises:
         InputError: unreadable, truncated, not a plan, or of a newer format version.
     """
-    content = _read_json(Path(path))
-    version = content.get("format_version")
-    if not isinstance(version, int):
-        raise InputError(
-            "is not a plan: it has no format_version",
-            hint="make one with 'headway plan SCENARIO -o plan.json'",
-            file=path,
-        )
-    if version > FORMAT_VERSION:
-        raise InputError(
-            f"has format_version {version}, and this headway reads up to {FORMAT_VERSION}",
-            hint="upgrade headway, or make the plan again",
-            file=path,
-        )
+    content = read_result_file(path, kind="plan", command="headway plan SCENARIO -o plan.json")
     keys = ("scenario", "layout", "placement", "checkpoint", "predicted", "alternatives", "solver", "inputs")
     for key in keys:
         if key not in content:
@@ -93,24 +86,5 @@ def read_plan(path: str | Path) -> Plan:
         chosen = Layout.model_validate(layout)
     except ValidationError as error:
         raise explain(error, Layout, Path(path), layout) from None
-    return Plan(scenario=scenario, layout=chosen, **{key: content[key] for key in keys[2:]})
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", hint="give the path of a plan file", file=path) from None
-    except UnicodeDecodeError:
-        raise InputError("is not a text file", hint="give the path of a plan file", file=path) from None
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"is not complete JSON: {error.msg}",
-            hint="the file is truncated or was edited; make the plan again",
-            file=path,
-            line=error.lineno,
-            column=error.colno,
-        ) from None
-    if not isinstance(content, dict):
-        raise InputError("is not a plan", hint="make one with 'headway plan SCENARIO -o plan.json'", file=path)
-    return content
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return Plan(scenario=scenario, layout=chosen, file_sha256=digest, **{key: content[key] for key in keys[2:]})

@@ -1,0 +1,362 @@
+"""Layers and recompute of every stage of one layout: solve, walk the pipeline, add its longest path, solve again.
+
+The bound comes from the program's dual, the value from the simulator's formulas; they meet when no path is missing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linprog
+
+from planner.ilp import CHAIN, Program, SolverName, solve
+from planner.partition_dp import best_intervals, choice_of
+from planner.paths import Path
+from planner.recompute import uniform_choice
+from planner.stage_problem import MAX_COLUMNS, Choice, StageProblem
+from planner.tightening import (
+    beyond_bounds,
+    chunk_bound,
+    interval_bound,
+    least_tail,
+    share_rows,
+    whole_shares,
+    work_rows,
+)
+from topologies.errors import SolverFailed
+
+Floats = npt.NDArray[np.float64]
+
+SLOWER = 1.03
+"""Factor on one rank's times where paths are looked for."""
+CLOSE = 1e-6
+"""A path is missing where it exceeds the program's makespan by more than this share."""
+SLOW = 2e-4
+"""Rounds stop where one raises the bound by no more than this share."""
+PATHS_A_ROUND = 8
+"""Paths that enter the relaxation at once."""
+LOOSE = 0.985
+"""Paths below this share of the makespan leave the relaxation."""
+FIRST_PATHS = 48
+"""Known paths with which a layout begins."""
+LOAD_SPREAD = 1.03
+"""Trust region of virtual stages: no rank works longer than the slowest one of the start, times this."""
+RELAXED_ROUNDS = 30
+"""Rounds of paths on the relaxation."""
+CHUNK_NODES = 20
+"""The same with virtual stages, where a node takes longer."""
+MAX_CASES = 40
+"""Cases of which rank holds how much that are bounded one by one."""
+SHARE_ROUNDS = 4
+"""Rounds of paths for each case of the last rank that holds a full share."""
+EXACT_ROUNDS = 12
+"""Rounds of paths on whole layers."""
+NODES = 300
+"""Branch-and-bound nodes of one solution."""
+
+
+@dataclass(slots=True)
+class Partition:
+    """The best stages of one layout that were found, and what bounds all others inside the trust region."""
+
+    problem: StageProblem
+    choice: Choice | None = None
+    seconds: float = math.inf
+    """Of the step with the best choice."""
+    uniform_seconds: float = math.inf
+    """With equal stages and the least recompute that fits."""
+    bound: float = 0.0
+    """No step is faster; infinite: nothing fits."""
+    status: str = "relaxation"
+    sol_status: str = "none"
+    solver: str = "linear relaxation"
+    programs: int = 0
+    nodes: int = 0
+    notes: set[str] = field(default_factory=set)
+
+    @property
+    def gap(self) -> float:
+        """How far the best choice may be from the optimum."""
+        return self.seconds / self.bound - 1 if 0 < self.bound < math.inf else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How hard to try. All limits but the deadline mean the same on every machine."""
+
+    gap: float = 1e-3
+    nodes: int = NODES
+    rounds: int = EXACT_ROUNDS
+    chain: Sequence[SolverName] = CHAIN
+    deadline: float = math.inf
+    """Of ``time.perf_counter``."""
+
+    @property
+    def left_seconds(self) -> float | None:
+        """Until the deadline; None: there is none."""
+        return None if math.isinf(self.deadline) else max(self.deadline - time.perf_counter(), 0.0)
+
+    @property
+    def over(self) -> bool:
+        """The deadline has passed."""
+        return self.left_seconds == 0.0
+
+
+class Solving:
+    """The work on one layout, which may be stopped after the relaxation and taken up again."""
+
+    def __init__(self, problem: StageProblem) -> None:
+        self.found = Partition(problem)
+        self.problem = problem
+        self.active: dict[bytes, Path] = {}
+        """Paths in the program; those that are far from binding are taken out again."""
+        self.start_choice: Choice | None = None
+        self.excluded = math.inf
+        """What the program leaves out takes at least so long."""
+
+    @cached_property
+    def program(self) -> Program:
+        """The program without its paths."""
+        program = self.problem.program()
+        for row, left in work_rows(self.problem, whole_shares(self.problem), len(program.costs)):
+            program.add(row, left=left)
+        if math.isfinite(self.most_load):
+            program.high[self.problem.extra["load"]] = self.most_load
+        return program
+
+    @property
+    def most_load(self) -> float:
+        """Trust region of virtual stages: the longest that a rank may work on a micro-batch."""
+        choice, problem = self.start_choice, self.problem
+        if choice is None or problem.vpp == 1:
+            return math.inf
+        forward, backward, _ = problem.choice_seconds(choice)
+        slowest = max(float((forward + backward)[chunk].sum()) for chunk in problem.chunks)
+        return LOAD_SPREAD * slowest / problem.pieces.straggler + problem.pieces.loaded
+
+    def start(self) -> None:
+        """Take the uniform split with the least recompute as the first choice."""
+        problem = self.problem
+        choice = self.start_choice = uniform_choice(problem)
+        if choice is not None:
+            self._offer(choice)
+            self.found.uniform_seconds = self.found.seconds
+        self.found.bound = self._quick_bound()
+        known = problem.pool.paths
+        if choice is not None:
+            times, host = np.array(problem.choice_seconds(choice)), problem.pieces.host
+            known = sorted(known, key=lambda path: -self._taken(path, times, host))
+        for path in known[:FIRST_PATHS]:
+            self.active[path.key()] = path
+
+    def relax(self, cutoff: float, effort: Effort) -> None:
+        """Raise the bound by paths on the relaxation, until none is missing or the bound exceeds the cutoff."""
+        if self.found.bound >= cutoff:
+            return
+        if not self.problem.columns:
+            self.found.bound = math.inf
+            return
+        self._by_intervals()
+        if self._one_stage() or self.found.gap <= effort.gap:
+            return
+        last = 0.0
+        for _ in range(RELAXED_ROUNDS):
+            if self.found.bound >= cutoff or effort.over:
+                return
+            values, bound = relaxed(self._whole_program())
+            self.found.bound = max(self.found.bound, bound)
+            if values is None or not self._add_paths(values) or bound - last < SLOW * bound:
+                break
+            last = bound
+        if values is not None and self.found.bound < cutoff:
+            self._by_shares(cutoff, effort)
+
+    def _quick_bound(self) -> float:
+        """All work evenly shared, and what follows the pipeline at least: no program is needed for that."""
+        problem, pieces = self.problem, self.problem.pieces
+        shares = whole_shares(problem)
+        passes = 2 * problem.vpp * pieces.host + (2 * problem.vpp - 1) * pieces.send * (problem.pp > 1)
+        pipeline = pieces.num_microbatches * (shares.seconds + passes + pieces.per_microbatch)
+        simple = pipeline + least_tail(problem, math.inf) + pieces.tail.update.constant
+        return max(simple, chunk_bound(problem, shares, self.most_load))
+
+    def _by_intervals(self) -> None:
+        """One chunk per rank: the dynamic program bounds all plans, and what it met are good ones."""
+        bound, sizes = interval_bound(self.problem)
+        self.found.bound = max(self.found.bound, bound)
+        for one in sizes:
+            self._offer(choice_of(self.problem, one))
+
+    def _by_shares(self, cutoff: float, effort: Effort) -> None:
+        """Either a rank holds more than the even share of layers, rounded up, or nearly all hold just that."""
+        problem, limit = self.problem, min(cutoff, self.found.seconds)
+        shares = whole_shares(problem)
+        beyond = beyond_bounds(problem, shares)
+        rows = share_rows(problem, shares, len(self.program.costs))
+        cases = shares.cases(beyond, limit)
+        if len(cases) > MAX_CASES:
+            return
+        smallest = limit
+        for case in cases:
+            limits = [(row, least, most) for row, (least, most) in zip(rows, case, strict=True)]
+            last = 0.0
+            for _ in range(SHARE_ROUNDS):
+                values, bound = relaxed(self._whole_program(limits))
+                if values is None or bound >= smallest or not self._add_paths(values) or bound - last < SLOW * bound:
+                    break
+                last = bound
+            smallest = min(smallest, bound)
+            if smallest <= self.found.bound or effort.over:
+                return
+        self.found.bound = max(self.found.bound, smallest)
+        if float(beyond.min()) >= limit:  # nothing better gives a rank more than its share
+            self.excluded = limit
+            for row, most in zip(rows, shares.full, strict=True):
+                self.program.add(row, right=float(most))
+
+    def solve(self, cutoff: float, effort: Effort) -> None:
+        """Solve with whole layers and walk the answer, until bound and value meet or the cutoff is passed."""
+        found, problem = self.found, self.problem
+        if found.bound >= cutoff or problem.stages == 1 or not self._small_enough():
+            return
+        for _ in range(effort.rounds):
+            if found.gap <= effort.gap or found.bound >= cutoff or effort.over:
+                return
+            try:
+                answer = solve(
+                    self._whole_program(),
+                    gap=effort.gap / 2,
+                    nodes=effort.nodes if problem.vpp == 1 else CHUNK_NODES,
+                    seconds=effort.left_seconds,
+                    chain=effort.chain,
+                )
+            except SolverFailed as failure:
+                self._without_solver(str(failure))
+                return
+            found.programs, found.nodes = found.programs + 1, found.nodes + answer.nodes
+            found.solver, found.status, found.sol_status = answer.solver, answer.status, answer.sol_status
+            if answer.infeasible:
+                found.bound = max(found.bound, self.excluded)
+                return
+            found.bound = max(found.bound, min(answer.bound, self.excluded, found.seconds))
+            if answer.values is None:
+                return
+            new = self._offer(problem.choice(answer.values))
+            if not self._add_paths(answer.values) and not new:
+                return
+
+    def _whole_program(self, limits: Sequence[tuple[Floats, float, float]] = ()) -> Program:
+        """The program with its active paths, and with some rows more."""
+        program, problem = self.program.copy(), self.problem
+        for path in self.active.values():
+            program.add(problem.cut(path), left=problem.cut_constant(path))
+        for row, least, most in limits:
+            program.add(row, left=least, right=most)
+        return program
+
+    def _offer(self, choice: Choice) -> bool:
+        """Walk a choice, keep it if it is the best, and its path; False: the program had it."""
+        seconds, path = self.problem.seconds(choice)
+        if seconds < self.found.seconds:
+            self.found.seconds, self.found.choice = seconds, choice
+        self.problem.pool.add(path)
+        new = path.key() not in self.active
+        self.active[path.key()] = path
+        return new
+
+    def _taken(self, path: Path, times: Floats, host: float) -> float:
+        stages = path.forward @ times[0] + path.backward @ times[1] + path.weight @ times[2]
+        return float(stages) + path.sends * self.problem.pieces.send + path.passes * host
+
+    def _add_paths(self, values: Floats) -> bool:
+        """Add the paths that a fractional solution breaks; False: it breaks none.
+
+        Where ranks are alike, one longest path at a time would take for ever. So the pipeline is also walked half-way
+        to the best choice, and there with each rank a little slower.
+        """
+        problem, at, pieces = self.problem, self.problem.extra, self.problem.pieces
+        host = pieces.host + pieces.straggler * float(values[at["gather"]]) / (2 * problem.vpp)
+        pipeline = float(values[at["pipeline"]])
+        times = np.array(problem.stage_seconds(values))
+        points = [times]
+        if self.found.choice is not None:
+            between = 0.5 * (times + np.array(problem.choice_seconds(self.found.choice)))
+            ranks = np.array(problem.walks.ranks)
+            points += [between, *(between * np.where(ranks == rank, SLOWER, 1.0) for rank in range(problem.pp))]
+        fresh: dict[bytes, tuple[float, Path]] = {}
+        for forward, backward, weight in points:
+            problem.pool.add(problem.walks.longest(forward, backward, weight, pieces.send, host)[1])
+        for path in problem.pool.paths:
+            taken = self._taken(path, times, host)
+            if taken > pipeline * (1 + CLOSE) and path.key() not in self.active:
+                fresh[path.key()] = (taken, path)
+        for key, path in list(self.active.items()):
+            if len(self.active) > FIRST_PATHS and self._taken(path, times, host) < LOOSE * pipeline:
+                del self.active[key]
+        worst = sorted(fresh.items(), key=lambda item: -item[1][0])[:PATHS_A_ROUND]
+        self.active.update((key, path) for key, (_, path) in worst)
+        return bool(fresh)
+
+    def _one_stage(self) -> bool:
+        """Without a pipeline every content is priced: there is nothing to solve."""
+        problem = self.problem
+        if problem.stages > 1:
+            return False
+        for column in problem.columns:
+            self._offer(Choice(windows=(column.window,), layers=(column.layers,)))
+        self.found.bound, self.found.solver, self.found.status = self.found.seconds, "enumeration", "Optimal"
+        self.found.sol_status = "optimal" if self.found.choice else "none"
+        return True
+
+    def _small_enough(self) -> bool:
+        if len(self.problem.columns) <= MAX_COLUMNS:
+            return True
+        self._without_solver("layer kinds alternate: too many contents of a stage for the integer program")
+        return False
+
+    def _without_solver(self, reason: str) -> None:
+        """The dynamic program (one chunk per rank) gives a choice; the bound of the relaxation stays."""
+        self.found.notes.add(reason)
+        for choice in best_intervals(self.problem) if self.problem.vpp == 1 else ():
+            self._offer(choice)
+            self.found.solver, self.found.status, self.found.sol_status = "dynamic program", "fallback", "feasible"
+
+
+def relaxed(program: Program) -> tuple[Floats | None, float]:
+    """Solve without wholeness; (None, infinity) where nothing fits."""
+    rows, left, right = np.array(program.rows), np.array(program.left), np.array(program.right)
+    equal = left == right
+    below, above = np.isfinite(right) & ~equal, np.isfinite(left) & ~equal
+    found = linprog(
+        program.costs,
+        A_ub=np.concatenate([rows[below], -rows[above]]),
+        b_ub=np.concatenate([right[below], -left[above]]),
+        A_eq=rows[equal],
+        b_eq=right[equal],
+        bounds=list(zip(program.low.tolist(), program.high.tolist(), strict=True)),
+        method="highs",
+    )
+    if found.status == 2:
+        return None, math.inf
+    if found.x is None:
+        return None, 0.0
+    return np.asarray(found.x), float(found.fun or 0.0) + program.constant
+
+
+def solve_partition(
+    problem: StageProblem, effort: Effort, cutoff: float = math.inf, told: Callable[[Partition], None] | None = None
+) -> Partition:
+    """Start, relax and solve one layout."""
+    work = Solving(problem)
+    work.start()
+    work.relax(cutoff, effort)
+    work.solve(cutoff, effort)
+    if told is not None:
+        told(work.found)
+    return work.found

@@ -1,0 +1,110 @@
+"""The dynamic program over intervals of layers, for one chunk per rank: what is left where no solver works.
+
+It is exact for the classical objective, ``(micro-batches - 1) x slowest stage + sum of stages`` (Zheng et al. 2022,
+Alpa, section 5.2), by trying every time of the slowest stage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.stage_problem import Choice, StageProblem
+
+Floats = npt.NDArray[np.float64]
+
+MAX_SLOWEST = 400
+"""Times of the slowest stage that are tried, from the smallest on."""
+
+
+def best_intervals(problem: StageProblem) -> Iterator[Choice]:
+    """Yield the best stages for each time of the slowest stage that could win, best by the classical objective last.
+
+    Every stage holds consecutive layers and the fastest recompute mix that fits. Nothing is yielded where none fits.
+    """
+    table = stage_table(problem)
+    micro = problem.pieces.num_microbatches
+    best = math.inf
+    for slowest in np.unique(table[np.isfinite(table)])[:: max(1, _too_many(table))]:
+        found = shortest(np.where(table <= slowest, table, math.inf))
+        if found is None:
+            continue
+        total, sizes = found
+        if (micro - 1) * slowest + total < best:
+            best = (micro - 1) * slowest + total
+            yield choice_of(problem, sizes)
+        if (micro - 1) * slowest >= best:
+            return
+
+
+def stage_table(problem: StageProblem) -> Floats:
+    """Seconds of every stage from a layer on with so many layers: (stages, layers + 1, sizes); infinite: no fit."""
+    layers = problem.num_layers
+    table = np.full((problem.stages, layers + 1, problem.high + 1), math.inf)
+    for stage in range(problem.stages):
+        first, last = stage == 0, stage == problem.stages - 1
+        ends = sum(first * problem.pieces.first[part] + last * problem.pieces.last[part] for part in (0, 1))
+        known: dict[tuple[int, ...], float] = {}
+        for start in range(layers + 1):
+            for size in range(min(problem.high, layers - start) + 1):
+                window = _window(problem, start, size)
+                if window not in known:
+                    mixes = problem.options(stage, window)
+                    known[window] = float((mixes.forward + mixes.backward).min(initial=math.inf)) + ends
+                table[stage, start, size] = known[window]
+    return table
+
+
+def _too_many(table: Floats) -> int:
+    return len(np.unique(table[np.isfinite(table)])) // MAX_SLOWEST
+
+
+def _window(problem: StageProblem, start: int, size: int) -> tuple[int, ...]:
+    held, begin = [], 0
+    for run in problem.runs:
+        end = begin + run.layers
+        held.append(max(0, min(start + size, end) - max(start, begin)))
+        begin = end
+    return tuple(held)
+
+
+def shortest(table: Floats) -> tuple[float, list[int]] | None:
+    """Smallest sum of stages that together hold all layers, and their sizes."""
+    stages, places, sizes = table.shape
+    layers = places - 1
+    reach = np.full(places, math.inf)
+    reach[0] = 0.0
+    taken: list[npt.NDArray[np.int64]] = []
+    for stage in range(stages):
+        after = np.full(places, math.inf)
+        size_of = np.zeros(places, dtype=np.int64)
+        for size in range(min(sizes, places)):
+            starts = np.arange(places - size)
+            value = reach[starts] + table[stage, starts, size]
+            better = value < after[starts + size]
+            after[starts[better] + size] = value[better]
+            size_of[starts[better] + size] = size
+        reach = after
+        taken.append(size_of)
+    if not math.isfinite(reach[layers]):
+        return None
+    found, at = [], layers
+    for size_of in reversed(taken):
+        found.append(int(size_of[at]))
+        at -= found[-1]
+    return float(reach[layers]), found[::-1]
+
+
+def choice_of(problem: StageProblem, sizes: list[int]) -> Choice:
+    """Stages of these sizes with the fastest mixes that fit."""
+    held, layers, start = [], [], 0
+    for stage, size in enumerate(sizes):
+        window = _window(problem, start, size)
+        mixes = problem.options(stage, window)
+        held.append(window)
+        layers.append(mixes.layers[int(np.argmin(mixes.forward + mixes.backward))])
+        start += size
+    return Choice(windows=tuple(held), layers=tuple(layers))

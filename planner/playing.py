@@ -1,0 +1,66 @@
+"""The step of one layout played event by event; long ones in part, since a pipeline in flow repeats itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from scenarios.job import Job
+from scenarios.layout import Layout
+from simulator.outcome import BREAKDOWN, StepTime
+from simulator.step import predict_step
+from simulator.training import explained_step
+from topologies.cluster import Cluster
+
+ROUNDS = 3
+"""Rounds of pp micro-batches that are played of a longer step; what follows repeats the last of them."""
+
+
+def played_step(cluster: Cluster, job: Job, layout: Layout) -> StepTime:
+    """Predict a step with its pipeline played event by event; without a pipeline the closed form is exact.
+
+    Raises:
+        ValueError: the global batch does not divide, or the stages do not hold the model.
+    """
+    closed = predict_step(cluster, job, layout)
+    if layout.pp == 1:
+        return closed
+    count = layout.num_microbatches(job)
+    if count <= (ROUNDS + 1) * layout.pp:
+        return _retold(closed, _played(cluster, job, layout, count))
+    most = ROUNDS * layout.pp + count % layout.pp
+    long, short = (_played(cluster, job, layout, played) for played in (most, most - layout.pp))
+    rounds = (count - most) / layout.pp
+    return _retold(closed, {part: long[part] + rounds * (long[part] - short[part]) for part in BREAKDOWN})
+
+
+def operations(layout: Layout, job: Job) -> int:
+    """Pipeline operations that ``played_step`` plays: forward, backward and weight gradient."""
+    if layout.pp == 1:
+        return 0
+    count = min(layout.num_microbatches(job), (2 * ROUNDS + 1) * layout.pp)
+    return 3 * layout.pp * layout.vpp * count
+
+
+def _played(cluster: Cluster, job: Job, layout: Layout, num_microbatches: int) -> dict[str, float]:
+    sequences = num_microbatches * layout.dp * layout.micro_batch_size
+    return explained_step(cluster, job.model_copy(update={"global_batch_size": sequences}), layout).breakdown_seconds
+
+
+def _retold(closed: StepTime, parts: dict[str, float]) -> StepTime:
+    """The closed form's step with the played parts; rates, band and compute parts follow."""
+    total = sum(parts.values())
+    factor = total / closed.total_seconds
+    compute = parts["compute"] / closed.compute_seconds if closed.compute_seconds > 0 else 1.0
+    fields: dict[str, Any] = {f"{part}_seconds": parts[part] for part in BREAKDOWN}
+    return replace(
+        closed,
+        **fields,
+        mfu=None if closed.mfu is None else closed.mfu / factor,
+        hfu=None if closed.hfu is None else closed.hfu / factor,
+        tokens_per_second_per_gpu=closed.tokens_per_second_per_gpu / factor,
+        tflops_per_gpu=closed.tflops_per_gpu / factor,
+        low_seconds=closed.low_seconds * factor,
+        high_seconds=closed.high_seconds * factor,
+        compute_parts_seconds={name: part * compute for name, part in closed.compute_parts_seconds.items()},
+    )
