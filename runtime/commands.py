@@ -1,0 +1,382 @@
+"""``headway run`` and ``headway calibrate``. torch is imported by the workers only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from planner.plan import Plan, read_plan
+from runtime.build_data import build, byte_tokenizer, file_tokenizer
+from runtime.calibrate import calibrate_machine
+from runtime.cluster_file import to_yaml
+from runtime.environment import CONTENDED_SHARE
+from runtime.job import Durability, dry_run, run_plan
+from runtime.launch import require_torch
+from runtime.request import DataSettings
+from runtime.run_offsets import RunOffset, offset_of_runs
+from simulator.outcome import Measurement, plain
+from topologies.cluster import Cluster
+from topologies.console import command, json_option, print_json, say, write_output
+from topologies.document import to_json
+from topologies.errors import InputError
+from topologies.units import format_quantity, parse_quantity
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def durable_options(function: Decorated) -> Decorated:
+    """Add the options for checkpoints, failures and data."""
+    options = [
+        click.option("--checkpoint-dir", "directory", metavar="DIR", help="Save there, and restart after failures."),
+        click.option(
+            "--checkpoint-interval",
+            "interval_steps",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Steps between saves (the plan's).",
+        ),
+        click.option("--checkpoint-mode", "mode", type=click.Choice(["async", "sync"]), help="Of saves (the plan's)."),
+        click.option("--keep", type=click.IntRange(min=1), metavar="K", help="Checkpoints that stay (the plan's)."),
+        click.option("--archive", metavar="DIR", help="Copy each checkpoint to this durable place too."),
+        click.option("--resume", is_flag=True, help="Go on from the newest checkpoint that is whole."),
+        click.option(
+            "--on-nan",
+            type=click.Choice(["stop", "rollback"]),
+            default="stop",
+            show_default=True,
+            help="What a loss that is not finite means: an end, or back to a checkpoint and on without that batch.",
+        ),
+        click.option("--max-restarts", type=click.IntRange(min=0), help="Starts after failures (3 with checkpoints)."),
+        click.option(
+            "--heartbeat-timeout", default="10 s", show_default=True, help="Kill a rank that is silent for so long."
+        ),
+        click.option(
+            "--progress-timeout", default="2 min", show_default=True, help="Kill a rank that is behind for so long."
+        ),
+        click.option("--data", metavar="PREFIX", help="Tokens from PREFIX.bin and PREFIX.idx (synthetic ones)."),
+        click.option("--data-cache", metavar="DIR", help="Copy the token files to this local folder first."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@command()
+@click.argument("plan")
+@click.option("--steps", type=click.IntRange(min=1), default=12, show_default=True, help="Optimizer steps; 2 warm up.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and tokens.")
+@click.option("--launcher", type=click.Choice(["local", "slurm"]), default="local", show_default=True)
+@click.option(
+    "--job-dir",
+    default="headway-job",
+    show_default=True,
+    metavar="DIR",
+    help="Of the files of a Slurm job, on a file system that its nodes share.",
+)
+@click.option("--timeout", default="30 min", show_default=True, help="End the job after this time.")
+@click.option("--dry-run", "only_tell", is_flag=True, help="Say what would be started, and start nothing.")
+@click.option("-o", "--output", help="Write the measurement to this file ('-' is stdout).")
+@durable_options
+@json_option
+def run(
+    plan: str,
+    steps: int,
+    seed: int,
+    launcher: str,
+    job_dir: str,
+    timeout: str,
+    only_tell: bool,
+    output: str | None,
+    as_json: bool,
+    **durable: Any,
+) -> None:
+    r"""Run PLAN as a real torch.distributed job and measure it.
+
+    With --checkpoint-dir it saves as the plan says, and after a failure goes on from the newest checkpoint by itself.
+
+    \b
+    headway run plan.json --steps 200 --checkpoint-dir checkpoints -o measurement.json
+    headway run plan.json --steps 400 --checkpoint-dir checkpoints --resume
+    """
+    limit = _seconds(timeout)
+    tokens = _tokens(durable.pop("data"), durable.pop("data_cache"))
+    durability = _durability(durable)
+    chosen = read_plan(plan)
+    if only_tell:
+        told = dry_run(chosen, steps=steps, seed=seed)
+        if as_json:
+            print_json(told)
+        else:
+            _tell_dry_run(told)
+        return
+    if launcher == "slurm":
+        if tokens is not None or durability != Durability():
+            raise click.UsageError(
+                "--launcher slurm saves in --job-dir as the plan says; leave out other options of it"
+            )
+        measured = _run_on_slurm(chosen, job_dir, steps=steps, seed=seed, limit=limit)
+        _hand_out(measured, output, as_json)
+        return
+    require_torch("headway run")
+    say(f"running {chosen.layout.label()} with {chosen.layout.world_size} ranks, {steps} steps, seed {seed}")
+    measured = run_plan(
+        chosen,
+        steps=steps,
+        seed=seed,
+        durability=durability,
+        data=tokens,
+        timeout_seconds=limit,
+        on_progress=lambda line: say(f"  {line}"),
+    )
+    _hand_out(measured, output, as_json)
+
+
+def _hand_out(measured: Measurement, output: str | None, as_json: bool) -> None:
+    if output:
+        write_output(output, to_json(plain(measured)) + "\n")
+    if as_json and output != "-":
+        print_json(plain(measured))
+    elif output != "-":
+        _tell_measurement(measured)
+
+
+def _run_on_slurm(plan: Plan, job_dir: str, *, steps: int, seed: int, limit: float) -> Measurement:
+    from runtime.emit.emitting import Wishes
+    from runtime.emit.submitting import run_on_slurm
+
+    wishes = Wishes(steps=steps, seed=seed)
+    return run_on_slurm(plan, Path(job_dir), wishes, timeout_seconds=limit, on_progress=lambda line: say(f"  {line}"))
+
+
+@command()
+@click.argument("more_runs", metavar="[LOG]...", nargs=-1)
+@click.option("-o", "--output", help="Write the cluster document, or the offset, to this file ('-' is stdout).")
+@click.option("--runs", multiple=True, metavar="LOG...", help="Learn from measured runs instead: logs or measurements.")
+@click.option("--plan", "plans", multiple=True, metavar="PLAN", help="With --runs: of all runs, or one for each.")
+@click.option("--published", metavar="RUNS.json", help="Fit the simulator's parameters to published runs instead.")
+@click.option("--ranks", default="2,4", show_default=True, help="Group sizes in which collectives are measured.")
+@click.option("--force", is_flag=True, help="Measure again although the file holds for this machine.")
+@json_option
+def calibrate(
+    more_runs: tuple[str, ...],
+    output: str | None,
+    runs: tuple[str, ...],
+    plans: tuple[str, ...],
+    published: str | None,
+    ranks: str,
+    force: bool,
+    as_json: bool,
+) -> None:
+    r"""Measure this machine into a cluster document: rates by shape, collectives by size, fixed costs.
+
+    With --runs it measures nothing and learns from a few runs of a plan by how much predictions for their stack are
+    off: one factor, pulled towards 1.
+
+    \b
+    headway calibrate -o this-machine.yaml
+    headway calibrate --runs first.log second.log --plan plan.json
+    headway calibrate --published runs.json -o parameters.yaml
+    """
+    if published:
+        if runs or more_runs or plans:
+            raise click.UsageError("--published fits to published runs alone; leave out --runs, --plan and logs")
+        _fit_published(published, output, as_json)
+        return
+    if runs:
+        _learn(offset_of_runs(plans, (*runs, *more_runs)), output, as_json)
+        return
+    if more_runs or plans:
+        raise click.UsageError("logs and --plan go with --runs: headway calibrate --runs LOG... --plan PLAN")
+    require_torch("headway calibrate")
+    if not re.fullmatch(r"\d+(,\d+)*", ranks):
+        raise InputError(f"--ranks {ranks!r} is not a list of numbers", hint="for example --ranks 2,4")
+    sizes = tuple(sorted({int(word) for word in ranks.split(",")}))
+    path = Path(output) if output and output != "-" else None
+    cluster, fresh = calibrate_machine(path, ranks=sizes, force=force, on_progress=lambda line: say(f"  {line}"))
+    if path is not None:
+        say(f"wrote {path}" if fresh else f"{path} holds for this machine and is used again (--force measures anew)")
+    if output == "-":
+        write_output("-", to_yaml(cluster))
+    elif as_json:
+        print_json(cluster.model_dump(mode="json"))
+    else:
+        _tell_calibration(cluster)
+
+
+def _fit_published(published: str, output: str | None, as_json: bool) -> None:
+    from simulator.fitting import fit_json, fit_published, parameters_text
+    from simulator.published import read_runs
+
+    fit = fit_published(read_runs(published))
+    if output:
+        write_output(output, parameters_text(fit))
+    if as_json and output != "-":
+        print_json(fit_json(fit))
+    elif output != "-":
+        for name, one in fit_json(fit)["parameters"].items():
+            ends = f"{one['low']:.4g} to {one['high']:.4g}"
+            click.echo(f"{name:40} {one['value']:.4g}  ({ends}, prior {one['prior']:.4g})")
+        say(f"fitted to {fit.rows} runs of {fit.sources} sources")
+
+
+@click.group()
+def data() -> None:
+    """Make token files for training."""
+
+
+@command("build")
+@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", "prefix", required=True, type=click.Path(path_type=Path), help="PREFIX of the files.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json (bytes are tokens).")
+@click.option("--key", default="text", show_default=True, help="Of the text in .jsonl files.")
+@json_option
+def build_data(inputs: tuple[Path, ...], prefix: Path, tokenizer: Path | None, key: str, as_json: bool) -> None:
+    r"""Tokenize text and .jsonl files into PREFIX.bin and PREFIX.idx, which Megatron reads too.
+
+    \b
+    headway data build corpus.jsonl -o tokens/corpus
+    headway run plan.json --data tokens/corpus
+    """
+    chosen = byte_tokenizer() if tokenizer is None else file_tokenizer(tokenizer)
+    told = build(list(inputs), prefix, tokenizer=chosen, key=key)
+    if as_json:
+        print_json(told)
+    else:
+        click.echo(
+            f"{told['documents']} documents, {told['tokens']} tokens of a vocabulary of {told['vocab_size']} "
+            f"({told['tokenizer']}) in {prefix}.bin and {prefix}.idx"
+        )
+
+
+data.add_command(build_data)
+
+
+def _learn(found: RunOffset, output: str | None, as_json: bool) -> None:
+    if output:
+        write_output(output, to_json(found.as_json()) + "\n")
+    if as_json and output != "-":
+        print_json(found.as_json())
+    elif output != "-":
+        _tell_offset(found)
+
+
+def _tell_offset(found: RunOffset) -> None:
+    offset = found.offset
+    for one in found.runs:
+        click.echo(
+            f"{Path(one.file).name}: {one.measured_seconds:.4g} s measured, {one.predicted_seconds:.4g} s predicted "
+            f"({one.measured_seconds / one.predicted_seconds:.3f})"
+        )
+        for note in one.notes:
+            say(f"note: {note}")
+    click.echo(
+        f"factor {offset.factor:.3f}: {100 * offset.weight:.0f} % of the median {offset.at_face_value:.3f} is believed "
+        f"after {offset.runs} run{'s' if offset.runs > 1 else ''}"
+    )
+    for plan, told in found.shifted.items():
+        low, high = told["step_seconds_low"], told["step_seconds_high"]
+        click.echo(f"{Path(plan).name}: {told['step_seconds']:.4g} s with it ({low:.4g} to {high:.4g} s)")
+    say(f"to use it: headway plan SCENARIO --set stack.step_factor={found.step_factor:.3f}")
+    for warning in offset.warnings:
+        say(f"warning: {warning}")
+
+
+def _seconds(words: str, option: str = "--timeout") -> float:
+    try:
+        return parse_quantity(words, "seconds")
+    except ValueError as error:
+        raise InputError(str(error), file=option) from None
+
+
+def _tokens(prefix: str | None, cache: str | None) -> DataSettings | None:
+    if prefix is None and cache is not None:
+        raise click.UsageError("--data-cache goes with --data")
+    return None if prefix is None else DataSettings(prefix=str(Path(prefix).absolute()), cache=cache)
+
+
+def _durability(given: dict[str, Any]) -> Durability:
+    if given["directory"] is None:
+        for option in ("interval_steps", "keep", "mode", "archive", "resume"):
+            if given[option]:
+                raise click.UsageError("--checkpoint-interval, --keep, --resume and the like go with --checkpoint-dir")
+    silent = _seconds(given.pop("heartbeat_timeout"), "--heartbeat-timeout")
+    behind = _seconds(given.pop("progress_timeout"), "--progress-timeout")
+    return Durability(**given, heartbeat_timeout_seconds=silent, progress_timeout_seconds=behind)
+
+
+def _tell_dry_run(told: dict[str, Any]) -> None:
+    settings = " ".join(f"{name}={value}" for name, value in told["environment"].items())
+    click.echo(f"{settings} \\\n  {' '.join(told['command'])}")
+    mesh = " x ".join(f"{axis} {size}" for axis, size in told["mesh"].items())
+    click.echo(f"mesh {mesh}; {told['num_microbatches']} micro-batches; {told['data_parallel']}")
+    if told["oversubscription"] > 1:
+        click.echo(f"oversubscribed: {told['oversubscription']:g} ranks on each core")
+    for one in told["ranks"]:
+        place = " ".join(f"{axis}{index}" for axis, index in one["coordinates"].items())
+        stages = "; ".join(_stage_words(stage) for stage in one["stages"])
+        click.echo(f"rank {one['rank']} ({place}): {stages}")
+
+
+def _stage_words(stage: dict[str, Any]) -> str:
+    first, last = stage["layers"]
+    parts = ["embedding"] if stage["embedding"] else []
+    parts += [f"layers {first}-{last - 1}"] if last > first else []
+    parts += ["head"] if stage["head"] else []
+    again = f" ({stage['recompute_layers']} recomputed)" if stage["recompute_layers"] else ""
+    return f"stage {stage['stage']}: {', '.join(parts) or 'nothing'}{again}"
+
+
+def _tell_measurement(measured: Measurement) -> None:
+    seconds, environment = measured.step_seconds, measured.environment
+    spread = f"p10 {seconds['p10']:.3f}, p90 {seconds['p90']:.3f}"
+    click.echo(f"step      {seconds['median']:.3f} s (median of the steady ones; {spread})")
+    click.echo(f"MFU       {'unknown (no peak)' if measured.mfu is None else f'{100 * measured.mfu:.1f} %'}")
+    click.echo(f"tokens/s  {measured.tokens_per_second_per_gpu:.0f} per rank")
+    click.echo(f"memory    {format_quantity(measured.peak_memory_bytes, 'bytes')} peak of a rank")
+    click.echo("phases    " + ", ".join(f"{name} {value:.3f} s" for name, value in measured.phases_seconds.items()))
+    click.echo(f"losses    {measured.losses[0]:.4f} -> {measured.losses[-1]:.4f}")
+    _tell_run(measured.run)
+    if environment["oversubscription"] > 1:
+        click.echo(f"note      oversubscribed: {environment['oversubscription']:g} ranks on each core")
+    if environment["contended"]:
+        share = 100 * environment["foreign_cpu_share"]
+        cpu = environment["cpu_seconds_per_rank"]
+        click.echo(
+            f"note      contended: others took {share:.0f} % of the cores (more than {100 * CONTENDED_SHARE:.0f} %); "
+            f"CPU time of a rank is {cpu:.3f} s per step"
+        )
+
+
+def _tell_run(run: dict[str, Any]) -> None:
+    """Say how much of the time became progress, where checkpoints or failures took some of it."""
+    if not run.get("saves") and not run.get("incidents"):
+        return
+    lost = ", ".join(f"{cause} {seconds:.2f} s" for cause, seconds in run["lost_seconds"].items() if seconds > 0.005)
+    click.echo(f"goodput   {100 * run['goodput']:.1f} % of {run['wall_seconds']:.2f} s; lost: {lost or 'nothing'}")
+    for one in run["incidents"]:
+        if one["event"] == "failure":
+            click.echo(f"failure   {one['cause']}: rank {one['rank']} on {one['host']} in step {one['step'] + 1}")
+        elif one["event"] == "straggler":
+            click.echo(f"slow      rank {one['rank']} on {one['host']}: {one['ratio']:.1f} times the others")
+    for save in run["saves"]:
+        if save["error"] is not None:
+            click.echo(f"not saved step {save['step']}: {save['error']}")
+
+
+def _tell_calibration(cluster: Cluster) -> None:
+    measured = cluster.measured
+    assert measured is not None
+    for precision, peak in cluster.gpu.peak_flop_per_second.items():
+        click.echo(f"{precision:<11}{format_quantity(peak, 'flop_per_second')} per core, best matrix product")
+    bandwidth = format_quantity(measured.memory_bandwidth_bytes_per_second, "bytes_per_second")
+    click.echo(f"{'memory':<11}{bandwidth} per core, elementwise operations of a layer")
+    busbw = format_quantity(cluster.scale_up.bus_bandwidth_bytes_per_second, "bytes_per_second")
+    click.echo(f"{'all-reduce':<11}{busbw} bus bandwidth of two ranks")
+    costs = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in measured.host_seconds.items())
+    click.echo(f"{'host':<11}{costs}")
+    told = measured.environment
+    click.echo(f"{'spread':<11}{told['spread']}; others took {told['foreign_cpu_share']} of the cores")

@@ -1,0 +1,1 @@
+"""A plan as files that others run: scheduler scripts, and the settings of other trainers."""

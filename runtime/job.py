@@ -1,0 +1,193 @@
+"""Run a plan on this machine: check, start, measure."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from planner.plan import Plan
+from runtime.environment import usable_cores
+from runtime.indexed_data import check_data
+from runtime.launch import launch_command, launch_environment, run_job
+from runtime.measurement import measurement_from
+from runtime.ranks import coordinates, shares, stages_of
+from runtime.request import CheckpointSettings, DataSettings, TrainRequest
+from runtime.resume import check_folder
+from runtime.support import check_runnable
+from simulator.outcome import Measurement
+from topologies.errors import InputError
+
+RANKS_PER_CORE = 8
+"""More ranks than this on one core would only fill the memory."""
+MOST_WARMUP_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durability:
+    """What the person who runs a job says about its checkpoints and failures; None: as the plan says."""
+
+    directory: str | None = None
+    """Folder of the checkpoints; None: nothing is saved."""
+    interval_steps: int | None = None
+    keep: int | None = None
+    mode: Literal["async", "sync"] | None = None
+    archive: str | None = None
+    resume: bool = False
+    on_nan: Literal["stop", "rollback"] = "stop"
+    max_restarts: int | None = None
+    heartbeat_timeout_seconds: float = 10.0
+    progress_timeout_seconds: float = 120.0
+
+    def settings(self, plan: Plan, steps: int) -> CheckpointSettings | None:
+        """Fill in what the plan says."""
+        if self.directory is None:
+            return None
+        policy = plan.checkpoint
+        return CheckpointSettings(
+            directory=str(Path(self.directory).absolute()),
+            interval_steps=self.interval_steps or int(policy.get("interval_steps") or steps),
+            keep=self.keep or int(policy.get("keep") or 2),
+            mode=self.mode or ("sync" if policy.get("mode") == "sync" else "async"),
+            archive=None if self.archive is None else str(Path(self.archive).absolute()),
+            on_nan=self.on_nan,
+        )
+
+
+NOTHING_SAVED = Durability()
+MAX_RESTARTS = 3
+"""Of a job with checkpoints, unless it is said otherwise."""
+
+
+def request_for(
+    plan: Plan, *, steps: int, seed: int = 0, durability: Durability = NOTHING_SAVED, data: DataSettings | None = None
+) -> TrainRequest:
+    """Turn a plan into what the workers are asked.
+
+    Raises:
+        InputError: the runtime does not execute such a plan, or this machine cannot hold it.
+    """
+    job, layout, cluster = plan.scenario.job, plan.layout, plan.scenario.cluster
+    check_runnable(job, layout)
+    on_cpu = cluster.gpu.architecture == "cpu"
+    here = RANKS_PER_CORE * usable_cores() if on_cpu else gpus_here()
+    if layout.world_size > here:
+        what = f"{layout.world_size} ranks on {cluster.gpu.name}"
+        has = f"{usable_cores()} cores" if on_cpu else f"{here} GPUs"
+        raise InputError(
+            f"the plan needs {what}, and this machine has {has}",
+            hint="plan for this machine: 'headway calibrate -o machine.yaml', then --set cluster=machine.yaml",
+            key="layout",
+        )
+    settings = durability.settings(plan, steps)
+    restarts = durability.max_restarts if durability.max_restarts is not None else MAX_RESTARTS if settings else 0
+    return TrainRequest(
+        job=job,
+        layout=layout,
+        device="cpu" if on_cpu else "cuda",
+        steps=steps,
+        warmup_steps=min(MOST_WARMUP_STEPS, max(steps - 1, 0)),
+        seed=seed,
+        checkpoint=settings,
+        data=data,
+        max_restarts=restarts,
+        heartbeat_timeout_seconds=durability.heartbeat_timeout_seconds,
+        progress_timeout_seconds=durability.progress_timeout_seconds,
+    )
+
+
+def gpus_here() -> int:
+    """CUDA devices of this machine; 0 without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    steps: int,
+    seed: int = 0,
+    durability: Durability = NOTHING_SAVED,
+    data: DataSettings | None = None,
+    timeout_seconds: float = 1800.0,
+    on_progress: Callable[[str], None] | None = None,
+) -> Measurement:
+    """Execute a plan as a torchrun job on this machine and measure it.
+
+    Args:
+        plan: what to run.
+        steps: optimizer steps, counted from the start of the training; after each start the first two are warm-up.
+        seed: of weights and tokens.
+        durability: checkpoints, restarts, and what a failure means.
+        data: tokens from files; None: synthetic ones.
+        timeout_seconds: after this the job is ended.
+        on_progress: receives lines of progress.
+
+    Raises:
+        InputError: the plan cannot run here, or cannot be resumed from these checkpoints.
+        RunFailed: a rank failed, or the time was up.
+        MissingExtra: torch is not installed.
+    """
+    request = request_for(plan, steps=steps, seed=seed, durability=durability, data=data)
+    if data is not None:
+        check_data(data, plan.scenario.job)
+    if request.checkpoint is not None:
+        check_folder(request, resume=durability.resume)
+    report, events = run_job(request, timeout_seconds=timeout_seconds, on_progress=on_progress)
+    return measurement_from(plan, request, report, events)
+
+
+def dry_run(plan: Plan, *, steps: int, seed: int = 0) -> dict[str, Any]:
+    """Say what would be started, without torch: the command, its environment, the meshes, what each rank holds."""
+    request = request_for(plan, steps=steps, seed=seed)
+    layout, model, cores = plan.layout, plan.scenario.model, usable_cores()
+    divided = shares(model, layout)
+    held = []
+    for rank in range(layout.world_size):
+        place = coordinates(layout, rank)
+        stages = [divided[index] for index in stages_of(layout, place["pp"])]
+        held.append(
+            {
+                "rank": rank,
+                "coordinates": place,
+                "stages": [
+                    {
+                        "stage": stage.index,
+                        "layers": [stage.first, stage.last],
+                        "embedding": stage.embedding,
+                        "head": stage.head,
+                        "recompute_layers": stage.recompute_layers,
+                    }
+                    for stage in stages
+                ],
+            }
+        )
+    return {
+        "command": launch_command(layout.world_size, Path("WORKING_DIRECTORY"), request.max_restarts),
+        "environment": launch_environment(),
+        "world_size": layout.world_size,
+        "oversubscription": max(1.0, layout.world_size / cores) if request.device == "cpu" else 1.0,
+        "mesh": {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp},
+        "rank_order": list(layout.rank_order),
+        "num_microbatches": layout.num_microbatches(plan.scenario.job),
+        "data_parallel": data_parallel_words(plan),
+        "ranks": held,
+    }
+
+
+def data_parallel_words(plan: Plan) -> str:
+    """Name the mechanism behind the plan's sharding."""
+    layout = plan.layout
+    if layout.dp == 1:
+        return "one replica: AdamW on local weights"
+    return {
+        "none": "one all-reduce of all gradients per step",
+        "zero1": "reduce-scatter of all gradients, AdamW on a slice, all-gather of the weights, per step",
+        "zero2": "FSDP2 without resharding after forward; weights gathered once per step",
+        "zero3": "FSDP2 with resharding after forward",
+    }[layout.optimizer_sharding]

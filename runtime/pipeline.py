@@ -1,0 +1,122 @@
+"""Forward and backward of one step on one rank: micro-batch by micro-batch, or driven by a pipeline schedule."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.tensor.parallel import loss_parallel
+
+from runtime.mesh import Meshes
+from runtime.optimizer import local, settle
+from runtime.parallelize import mark_microbatch
+from runtime.transformer import Decoder, token_loss
+from scenarios.layout import Layout
+
+ONE_STAGE: dict[str, Callable[..., Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SEVERAL_STAGES: dict[str, Callable[..., Any]] = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zb-h1": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+"""torch's schedules by the layout's name; the second kind takes a list of stages, even of one."""
+
+
+class StepRunner(ABC):
+    """Runs all micro-batches of a step forward and backward on this rank's stages."""
+
+    @abstractmethod
+    def forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Accumulate gradients of the mean loss; return the mean loss, 0 where the last stage is elsewhere."""
+
+
+class MicrobatchRunner(StepRunner):
+    """No pipeline: each micro-batch forward, then backward."""
+
+    def __init__(self, decoder: Decoder, layout: Layout, num_microbatches: int) -> None:
+        self.decoder, self.layout, self.num_microbatches = decoder, layout, num_microbatches
+
+    def forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Accumulate over the micro-batches."""
+        count, total = self.num_microbatches, torch.zeros((), device=inputs.device)
+        for index, (tokens, wanted) in enumerate(zip(inputs.chunk(count), targets.chunk(count), strict=True)):
+            mark_microbatch(self.decoder, self.layout, last=index == count - 1)
+            with split_vocabulary(self.layout):
+                loss = token_loss(self.decoder(tokens), wanted) / count
+                loss.backward()
+            total += loss.detach()
+        return total
+
+
+class ScheduleRunner(StepRunner):
+    """A pipeline: torch's schedule sends activations and gradients between the stages."""
+
+    def __init__(
+        self, decoders: list[Decoder], indices: tuple[int, ...], layout: Layout, meshes: Meshes, num_microbatches: int
+    ) -> None:
+        slots = layout.pp * layout.vpp
+        self.layout, self.decoders, self.device = layout, decoders, meshes.device
+        self.first, self.last = 0 in indices, slots - 1 in indices
+        stages: list[Any] = [
+            PipelineStage(decoder, index, slots, meshes.device, group=meshes.pp.get_group())
+            for decoder, index in zip(decoders, indices, strict=True)
+        ]
+        if layout.schedule in ONE_STAGE:
+            self.schedule = ONE_STAGE[layout.schedule](stages[0], num_microbatches, loss_fn=token_loss)
+        else:
+            self.schedule = SEVERAL_STAGES[layout.schedule](stages, num_microbatches, loss_fn=token_loss)
+
+    def forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Run the schedule once."""
+        losses: list[torch.Tensor] = []
+        arguments = (inputs,) if self.first else ()
+        with split_vocabulary(self.layout):
+            if self.last:
+                self.schedule.step(*arguments, target=targets, losses=losses)
+            else:
+                self.schedule.step(*arguments)
+        return torch.stack([loss.detach() for loss in losses]).mean() if losses else torch.zeros((), device=self.device)
+
+
+def split_vocabulary(layout: Layout) -> AbstractContextManager[None]:
+    """Compute the loss on split logits where tensor parallelism splits the vocabulary."""
+    return loss_parallel() if layout.tp > 1 else nullcontext()
+
+
+def build_runner(
+    decoders: list[Decoder], indices: tuple[int, ...], layout: Layout, meshes: Meshes, num_microbatches: int
+) -> StepRunner:
+    """Choose by the layout."""
+    if layout.pp == 1:
+        return MicrobatchRunner(decoders[0], layout, num_microbatches)
+    return ScheduleRunner(decoders, indices, layout, meshes, num_microbatches)
+
+
+def sum_tied_gradients(decoders: list[Decoder], meshes: Meshes) -> None:
+    """Add the gradients of the two copies of a tied embedding: on the first and on the last stage."""
+    if not decoders[0].tied:
+        return
+    ends = [end for decoder in decoders for end in (decoder.embedding, decoder.head) if end is not None]
+    gradients = []
+    for weight in dict.fromkeys(end.weight for end in ends):
+        settle(weight)
+        assert weight.grad is not None
+        gradients.append(local(weight.grad))
+    if meshes.tied_embedding_group is not None:
+        for gradient in gradients:
+            dist.all_reduce(gradient, group=meshes.tied_embedding_group)
+    elif len(gradients) == 2:  # both stages are on this rank
+        gradients[0] += gradients[1]
+        gradients[1].copy_(gradients[0])

@@ -1,0 +1,126 @@
+"""What the launcher asks of its workers: one JSON file in the working directory of the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from scenarios.job import Job
+from scenarios.layout import Layout
+from topologies.document import Document, to_json, write_atomically
+
+REQUEST_FILE = "request.json"
+RESULT_FILE = "result.json"
+
+
+class CheckpointSettings(Document):
+    """Where and how often a training is saved."""
+
+    directory: str
+    """Folder of the checkpoints; the newest complete one in it is resumed from."""
+    interval_steps: int = Field(ge=1)
+    """Steps between saves; the end of the training is saved too."""
+    keep: int = Field(default=2, ge=1)
+    """Complete checkpoints that stay."""
+    mode: Literal["async", "sync"] = "async"
+    archive: str | None = None
+    """Folder of durable copies, which are never deleted."""
+    archive_every: int = Field(default=1, ge=1)
+    """Copy every so manieth save there."""
+    on_nan: Literal["stop", "rollback"] = "stop"
+    """What a loss that is not finite means: an end, or back to the newest checkpoint and on without that batch."""
+
+
+class DataSettings(Document):
+    """Tokens from files, instead of synthetic ones."""
+
+    prefix: str
+    """Of a .bin and an .idx file."""
+    cache: str | None = None
+    """Folder on a local disk, to which the files are copied before the training."""
+
+
+class TrainRequest(Document):
+    """Train for a number of steps and measure."""
+
+    task: Literal["train"] = "train"
+    job: Job
+    layout: Layout
+    device: Literal["cpu", "cuda"] = "cpu"
+    steps: int = Field(default=12, ge=1)
+    warmup_steps: int = Field(default=2, ge=0)
+    """Steps at the start that are not measured."""
+    seed: int = 0
+    learning_rate: float = 3e-4
+    profile: bool = True
+    """Run one more step under the profiler, for the time inside collectives."""
+    timeout_seconds: float = 300.0
+    """How long a collective may wait for the other ranks."""
+    launcher_pid: int = 0
+    """The worker ends when this process is gone; 0: nobody is watched."""
+    checkpoint: CheckpointSettings | None = None
+    data: DataSettings | None = None
+    """None: synthetic tokens."""
+    max_restarts: int = Field(default=0, ge=0)
+    """How often the job may start again after a failure."""
+    heartbeat_timeout_seconds: float = Field(default=10.0, gt=0)
+    """A rank that shows no sign of life for so long is killed."""
+    progress_timeout_seconds: float = Field(default=120.0, gt=0)
+    """A rank that is behind all others for so long is killed."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks to start."""
+        return self.layout.world_size
+
+
+class CalibrateRequest(Document):
+    """Measure what the machine can do."""
+
+    task: Literal["calibrate"] = "calibrate"
+    ranks: tuple[int, ...]
+    """Group sizes in which collectives are measured; the largest is the world."""
+    busy_ranks: int = Field(ge=1)
+    """Ranks that compute at the same time while rates are measured: as many as there are cores."""
+    seconds: float = Field(default=9.0, gt=0)
+    """What the measurement may take, the start of the processes not counted."""
+    timeout_seconds: float = 120.0
+    launcher_pid: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Ranks to start."""
+        return max(self.ranks)
+
+
+class HealthRequest(Document):
+    """Find out what each rank can do right now."""
+
+    task: Literal["health"] = "health"
+    ranks: int = Field(ge=1)
+    device: Literal["cpu", "cuda"] = "cpu"
+    seconds: float = Field(default=4.0, gt=0)
+    """About what it may take, the start of the processes not counted."""
+    timeout_seconds: float = 60.0
+    launcher_pid: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Ranks to start."""
+        return self.ranks
+
+
+Request = TrainRequest | CalibrateRequest | HealthRequest
+_ADAPTER: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="task")])
+
+
+def write_request(request: Request, directory: Path) -> None:
+    """Leave a request where the workers look for it."""
+    write_atomically(directory / REQUEST_FILE, to_json(request.model_dump(mode="json")))
+
+
+def read_request(directory: Path) -> Request:
+    """Read the request of a job."""
+    return _ADAPTER.validate_json((directory / REQUEST_FILE).read_text(encoding="utf-8"))

@@ -1,0 +1,178 @@
+"""The training loop of one rank: build what it holds, step, and time the phases of each step."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime.batches import Batches, batches_of
+from runtime.course import Course
+from runtime.environment import CpuClock, reset_peak_memory, resident_bytes, usable_cores
+from runtime.mesh import Meshes, build_meshes
+from runtime.optimizer import ReplicaOptimizer, build_optimizer
+from runtime.parallelize import parallelize
+from runtime.pipeline import StepRunner, build_runner, sum_tied_gradients
+from runtime.profiling import communication_seconds
+from runtime.ranks import shares, stages_of
+from runtime.request import TrainRequest
+from runtime.session import Session
+from runtime.transformer import Decoder, build_decoder
+
+PHASES = ("forward_backward", "gradient_reduction", "optimizer")
+"""The phases of a step, in order; their seconds add up to the step on each rank."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainReport:
+    """What all ranks saw together. Lists have one entry per step, warm-up included."""
+
+    losses: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    """Of the slowest rank."""
+    phases_seconds: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
+    """Mean over the ranks."""
+    cpu_seconds: list[float] = field(default_factory=list)
+    """CPU time of a rank, mean over the ranks."""
+    communication_seconds: float | None = None
+    """Inside collectives, waiting included, mean over the ranks, of one profiled step."""
+    foreign_cpu_share: float | None = None
+    """Of the measured steps."""
+    peak_memory_bytes: list[float] = field(default_factory=list)
+    """By rank."""
+    baseline_memory_bytes: list[float] = field(default_factory=list)
+    """By rank: resident before the model was built (interpreter and libraries)."""
+    stopped_at: int | None = None
+    """Steps done when somebody asked to stop; None: all were done."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Replica:
+    """What a rank holds of the model, and what drives it."""
+
+    request: TrainRequest
+    meshes: Meshes
+    decoders: list[Decoder]
+    runner: StepRunner
+    optimizer: ReplicaOptimizer
+    batches: Batches
+    on_mark: Callable[[], None] = lambda: None
+    """Told after each phase."""
+
+    def batch(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sequences of this replica in a global batch."""
+        count = self.request.job.global_batch_size // self.request.layout.dp
+        tokens, targets = self.batches.at(index, self.meshes.place["dp"] * count, count)
+        return tokens.to(self.meshes.device), targets.to(self.meshes.device)
+
+    def step(
+        self, step: int, batch: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, list[float]]:
+        """Run one optimizer step; return the loss on this rank and the seconds of each phase."""
+        tokens, targets = self.batch(step) if batch is None else batch
+        dist.barrier(self.meshes.world)
+        marks = [self._clock()]
+        loss = self.runner.forward_backward(tokens, targets)
+        marks.append(self._clock())
+        sum_tied_gradients(self.decoders, self.meshes)
+        self.optimizer.reduce_gradients()
+        marks.append(self._clock())
+        self.optimizer.update()
+        self.optimizer.clear()
+        marks.append(self._clock())
+        return loss, [after - before for before, after in itertools.pairwise(marks)]
+
+    def _clock(self) -> float:
+        if self.meshes.device.type == "cuda":
+            torch.cuda.synchronize(self.meshes.device)
+        self.on_mark()
+        return time.perf_counter()
+
+
+def build_replica(request: TrainRequest, device: torch.device) -> Replica | None:
+    """Build this rank's stages of the model under the layout, with their optimizer.
+
+    Every rank of the job calls it; None on a rank outside the layout.
+    """
+    job, layout = request.job, request.layout
+    meshes = build_meshes(layout, device, tied_embeddings=job.model.tied_embeddings)
+    if meshes is None:
+        return None
+    indices = stages_of(layout, meshes.place["pp"])
+    divided = shares(job.model, layout)
+    decoders = [
+        parallelize(
+            build_decoder(
+                job.model,
+                divided[index],
+                seed=request.seed,
+                recompute_core=layout.recompute == "selective",
+                dtype=DTYPES[job.precision],
+                device=device,
+            ),
+            layout,
+            meshes,
+        )
+        for index in indices
+    ]
+    return Replica(
+        request=request,
+        meshes=meshes,
+        decoders=decoders,
+        runner=build_runner(decoders, indices, layout, meshes, layout.num_microbatches(job)),
+        optimizer=build_optimizer(decoders, layout, meshes, request.learning_rate),
+        batches=batches_of(request),
+    )
+
+
+def train(request: TrainRequest, device: torch.device, session: Session | None = None) -> TrainReport:
+    """Train on this rank, with all others of the world.
+
+    Args:
+        request: what to train, in which layout, for how long; with checkpoints, from the newest that is whole.
+        device: of this rank.
+        session: hears of every step, and may ask to stop.
+
+    Returns:
+        The same report on every rank.
+
+    Raises:
+        RunFailed: the loss is not finite, or no checkpoint can be used.
+    """
+    report = TrainReport()
+    reset_peak_memory()
+    baseline = resident_bytes("VmRSS")
+    replica = build_replica(request, device)
+    assert replica is not None
+    course = Course(request=request, replica=replica, session=session, report=report)
+    with session.saving_on_sigterm() if session is not None and request.checkpoint else nullcontext():
+        course.begin()
+        while course.progress.step < request.steps and report.stopped_at is None:
+            course.one_step()
+        course.end()
+    now = CpuClock.now()
+    own = torch.tensor([now.own_seconds - course.measured_from.own_seconds], dtype=torch.float64)
+    dist.all_reduce(own)
+    report.foreign_cpu_share = now.foreign_share(course.measured_from, own.item(), usable_cores())
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_bytes()
+    report.peak_memory_bytes = gathered(float(peak))
+    report.baseline_memory_bytes = gathered(0.0 if device.type == "cuda" else baseline)
+    if request.profile and report.stopped_at is None:
+        inside = communication_seconds(lambda: replica.step(course.progress.batch_index(request.steps)))
+        seconds = gathered(inside)
+        report.communication_seconds = sum(seconds) / len(seconds)
+    return report
+
+
+def gathered(value: float) -> list[float]:
+    """Collect one number of each rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return [float(one) for one in found]

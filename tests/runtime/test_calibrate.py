@@ -1,0 +1,171 @@
+"""A calibration becomes a cluster document that loads, holds for its machine, and is used again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime import calibrate as module
+from runtime.calibrate import calibrate_machine, describe, fixed_costs, measured_from
+from runtime.cluster_file import quantity, to_yaml
+from runtime.environment import usable_cores
+from topologies.cluster import Cluster
+from topologies.document import load
+from topologies.errors import InputError
+from topologies.hardware import Gpu
+from topologies.units import UNITS, parse_quantity
+
+RESULT: dict[str, Any] = {
+    "gemms": [
+        {"m": 64, "n": 256, "k": 512, "precision": "fp32", "rate_flop_per_second": 80.123456e9},
+        {"m": 512, "n": 256, "k": 512, "precision": "fp32", "rate_flop_per_second": 95e9},
+        {"m": 512, "n": 256, "k": 512, "precision": "bf16", "rate_flop_per_second": 210e9},
+    ],
+    "attention": [
+        {
+            "batch": 1,
+            "seq_length": 128,
+            "heads": 8,
+            "head_dim": 64,
+            "precision": "fp32",
+            "forward_seconds": 5e-4,
+            "backward_seconds": 1.2e-3,
+        }
+    ],
+    "memory_bandwidth_bytes_per_second": 16e9,
+    "optimizer_bytes_per_second": 50e9,
+    "spread": {"gemms": 0.02},
+    "collectives": [
+        {"kind": "all_reduce", "ranks": 2, "size_bytes": 1024.0, "time_seconds": 4e-4},
+        {"kind": "all_reduce", "ranks": 2, "size_bytes": 2.0**26, "time_seconds": 5.5e-2},
+        {"kind": "all_gather", "ranks": 2, "size_bytes": 1024.0, "time_seconds": 2e-4},
+        {"kind": "all_gather", "ranks": 2, "size_bytes": 1e9, "time_seconds": 1.0},
+        {"kind": "reduce_scatter", "ranks": 2, "size_bytes": 1024.0, "time_seconds": 3e-4},
+        {"kind": "reduce_scatter", "ranks": 2, "size_bytes": 1e9, "time_seconds": 2.0},
+        {"kind": "send_recv", "ranks": 2, "size_bytes": 1024.0, "time_seconds": 1e-4},
+    ],
+    "collective_spread": 0.3,
+    "host_seconds": {
+        "layer": 8e-4,
+        "tp_layer": 8e-3,
+        "tp_sequence_layer": 1.2e-2,
+        "wide_tp_layer": 0.08,
+        "plain_tp_layer": 0.04,
+        "dp_layer": 4e-3,
+        "wide_dp_layer": 0.09,
+        "plain_dp_layer": 0.01,
+        "microbatch": 2e-4,
+        "pp_microbatch": 1.5e-3,
+        "step": 3e-4,
+    },
+    "foreign_cpu_share": 0.07,
+}
+
+
+def test_a_profile_loads_as_it_was_measured(tmp_path: Path) -> None:
+    cluster = describe(RESULT, (2,), cores=3)
+    (tmp_path / "machine.yaml").write_text(to_yaml(cluster))
+    again = load(tmp_path / "machine.yaml", Cluster)
+    assert again.num_gpus == 3
+    assert again.gpu.architecture == "cpu"
+    assert again.gpu.peak("fp32") == 95e9
+    assert again.gpu.peak("bf16") == 210e9
+    assert again.scale_up.bus_bandwidth_bytes_per_second == pytest.approx(2**26 / 5.5e-2, rel=1e-5)
+    assert again.measured is not None
+    assert [point.rate_flop_per_second for point in again.measured.gemms] == pytest.approx([80.123456e9, 95e9, 210e9])
+    assert again.measured.attention[0].backward_seconds == pytest.approx(1.2e-3)
+    assert again.measured.collectives[1].size_bytes == 2**26
+    assert again.measured.environment["contended"] == "true"
+    assert again.measured.environment["foreign_cpu_share"] == "7 %"
+
+
+def test_the_short_form_can_be_overridden(tmp_path: Path) -> None:
+    (tmp_path / "machine.yaml").write_text(to_yaml(describe(RESULT, (2,), cores=2)))
+    changes = ["node.gpus_per_node=4", "oversubscribed_cores=2"]
+    assert load(tmp_path / "machine.yaml", Cluster, overrides=changes).num_gpus == 4
+
+
+def test_what_the_step_model_counts_elsewhere_is_taken_off() -> None:
+    points = measured_from(RESULT, (2,)).collectives
+    costs = fixed_costs(RESULT["host_seconds"], points)
+    assert costs["layer"] == 8e-4
+    assert costs["tp_layer"] == pytest.approx(8e-3 - 8e-4 - 4 * 4e-4)
+    assert costs["tp_sequence_layer"] == pytest.approx(1.2e-2 - 8e-4 - 4 * (2e-4 + 3e-4))
+    assert costs["dp_layer"] == pytest.approx(4e-3 - 8e-4 - 2 * 2e-4 - 3e-4)
+    assert costs["pp_microbatch"] == pytest.approx(1.5e-3 - 8e-4 - 2e-4 - 2 * 1e-4)
+    share = (2**20 - 1024) / (2**26 - 1024)  # of the way between the two measured sizes
+    all_reduce = 4e-4 + share * (5.5e-2 - 4e-4)
+    assert costs["tp_mebibyte"] == pytest.approx(0.08 - 0.04 - 4 * all_reduce - costs["tp_layer"])
+    weights = 4.0 * (2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 1024 + 2 * 512)
+    gather, scatter = (low + (weights - 1024) / (1e9 - 1024) * (high - low) for low, high in ((2e-4, 1), (3e-4, 2)))
+    rest = 0.09 - 0.01 - 2 * gather - scatter - costs["dp_layer"]
+    assert costs["dp_gigabyte"] == pytest.approx(rest / (weights / 1e9))
+    assert fixed_costs(RESULT["host_seconds"] | {"dp_layer": 1e-4}, points)["dp_layer"] == 0.0
+
+
+def test_a_profile_of_this_machine_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def launch(request: Any, **_: Any) -> dict[str, Any]:
+        calls.append(request)
+        return RESULT
+
+    monkeypatch.setattr(module, "launch", launch)
+    path = tmp_path / "machine.yaml"
+    first, fresh = calibrate_machine(path, ranks=(2, 4))
+    assert fresh
+    assert calls[0].world_size == 4
+    assert calls[0].busy_ranks == min(usable_cores(), 4)
+    second, fresh = calibrate_machine(path, ranks=(2, 4))
+    assert not fresh
+    assert second.gpu == first.gpu
+    for changed in ({"ranks": (2,)}, {"ranks": (2, 4), "force": True}):
+        assert calibrate_machine(path, **changed)[1]  # type: ignore[arg-type]
+    path.write_text("name: [")
+    assert calibrate_machine(path, ranks=(2, 4))[1]
+    assert len(calls) == 4
+
+
+def test_group_sizes_without_two_are_refused() -> None:
+    with pytest.raises(InputError, match="include 2"):
+        calibrate_machine(None, ranks=(4,))
+
+
+@given(
+    st.sampled_from(["bytes", "seconds", "bytes_per_second", "flop_per_second", "watts"]),
+    st.floats(1e-7, 1e18, allow_nan=False),
+)
+def test_written_quantities_read_back(dimension: str, value: float) -> None:
+    written = quantity(value, dimension)
+    assert parse_quantity(written, dimension) == pytest.approx(value, rel=1e-5)
+    assert written.split(" ", 1)[1] in UNITS[dimension]
+
+
+def test_every_shipped_document_survives_writing(tmp_path: Path) -> None:
+    from topologies.hardware import CATALOG
+
+    for folder, model in (("gpus", Gpu), ("clusters", Cluster)):
+        for path in sorted((CATALOG / folder).glob("*.yaml")):
+            document = load(path, model)  # type: ignore[type-var]
+            (tmp_path / path.name).write_text(to_yaml(document))
+            assert to_yaml(load(tmp_path / path.name, model)) == to_yaml(document), path  # type: ignore[type-var]
+
+
+@pytest.mark.slow
+def test_this_machine_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "machine.yaml"
+    cluster, fresh = calibrate_machine(path, ranks=(2,))
+    assert fresh
+    assert load(path, Cluster).num_gpus == usable_cores()
+    measured = cluster.measured
+    assert measured is not None
+    assert {point.precision for point in measured.gemms} == {"fp32", "bf16"}
+    assert all(1e9 < point.rate_flop_per_second < 1e13 for point in measured.gemms)
+    times = {(point.kind, point.size_bytes): point.time_seconds for point in measured.collectives if point.ranks == 2}
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"):
+        assert times[kind, 2.0**26] > 3 * times[kind, 2.0**10]
+    assert measured.host_seconds["tp_layer"] > measured.host_seconds["layer"] > 0
