@@ -1,0 +1,226 @@
+"""``headway compare``, ``headway report`` and ``headway validate``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from planner.plan import read_plan
+from reports.comparison import FLOP_CONVENTION, Comparison
+from reports.comparison import compare as compare_with
+from reports.log_comparison import compare_file
+from reports.tables import comparison_rows, percent, phase_rows, seconds
+from simulator.outcome import read_measurement
+from simulator.parameters import Parameters
+from simulator.published import compact_text, read_runs
+from simulator.published_cases import cases
+from simulator.validation import Validation
+from simulator.validation import validate as validate_runs
+from topologies.console import command, console, json_option, print_json, say, write_output
+from topologies.document import load as load_parameters
+from topologies.errors import InputError, MissingExtra
+
+force_option = click.option("--force", is_flag=True, help="Accept a measurement of another plan.")
+
+
+@command()
+@click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+@click.argument("measurement_file", metavar="MEASUREMENT|LOG", type=click.Path(path_type=Path))
+@force_option
+@json_option
+def compare(plan_file: Path, measurement_file: Path, force: bool, as_json: bool) -> None:
+    r"""Compare what a plan promised with what a real job showed.
+
+    The job may be headway's own, or that of another trainer: logs of Megatron, torchtitan, NeMo, Composer, DeepSpeed,
+    InternEvo and Primus are read as they are.
+
+    \b
+    headway run plan.json -o measurement.json
+    headway compare plan.json measurement.json
+    headway compare plan.json megatron.log
+    """
+    comparison = compare_file(read_plan(plan_file), measurement_file, force=force)
+    if as_json:
+        print_json(comparison.as_json())
+    else:
+        _show(comparison)
+
+
+def _show(comparison: Comparison) -> None:
+    table = Table("", "predicted", "measured", "error", title=comparison.layout, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in comparison_rows(comparison):
+        table.add_row(*row)
+    if comparison.phases:
+        table.add_section()
+        for row in phase_rows(comparison):
+            table.add_row(*row)
+    console().print(table)
+    low, high = (seconds(comparison.predicted[f"step_seconds_{end}"]) for end in ("low", "high"))
+    inside = "inside" if comparison.within_band else "outside"
+    if comparison.source != "headway run":
+        say(f"measured: {comparison.source}")
+    say(f"the measured step lies {inside} the predicted 80 % band, {low} to {high}")
+    say(f"error: predicted over measured, less one. {FLOP_CONVENTION}")
+    for note in comparison.notes:
+        say(f"note: {note}")
+    for remark in comparison.remarks:
+        say(f"the job says: {remark}")
+
+
+@command()
+@click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+@click.argument("measurement_files", metavar="[MEASUREMENT]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--rival",
+    "rival_files",
+    metavar="PLAN MEASUREMENT",
+    nargs=2,
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Another plan and its measurement, to show beside this one; may be given several times.",
+)
+@click.option("-o", "--output", default="report.html", show_default=True, help="File to write; - is stdout.")
+@force_option
+@json_option
+def report(
+    plan_file: Path,
+    measurement_files: tuple[Path, ...],
+    rival_files: tuple[tuple[Path, Path], ...],
+    output: str,
+    force: bool,
+    as_json: bool,
+) -> None:
+    r"""Write a plan and its measurements as one self-contained HTML page.
+
+    \b
+    headway report plan.json -o report.html
+    headway report plan.json measurement.json --rival other-plan.json other-measurement.json -o report.html
+    """
+    if as_json and output == "-":
+        raise InputError("--json and '-o -' would both write to stdout", hint="name a file with -o", key="-o")
+    try:
+        from reports.document import report as write
+        from reports.timeline import play
+    except ModuleNotFoundError as error:
+        if error.name in {"matplotlib", "jinja2"}:
+            raise MissingExtra("'headway report'", "reports") from None
+        raise
+    plan = read_plan(plan_file)
+    measurements = [read_measurement(file) for file in measurement_files]
+    rivals = [(read_plan(rival), read_measurement(file)) for rival, file in rival_files]
+    files = [str(plan_file), *map(str, measurement_files)]
+    page = write(plan, measurements, rivals, picture=play(plan), files=files, force=force)
+    write_output(output, page)
+    if as_json:
+        pairs = [*((plan, one) for one in measurements), *rivals]
+        comparisons = [compare_with(one, measurement, force=force).as_json() for one, measurement in pairs]
+        print_json({"report": output, "bytes": len(page.encode()), "comparisons": comparisons})
+
+
+@command()
+@click.argument("runs_file", metavar="[RUNS.json]", required=False, type=click.Path(path_type=Path))
+@click.option("--leave-one-source-out", "left_out", is_flag=True, help="Fit without each source, then predict it.")
+@click.option("--parameters", "parameters_file", metavar="FILE", help="Parameters to use instead of the shipped ones.")
+@click.option("-o", "--output", metavar="FILE", help="Also write an HTML page with a picture; - is stdout.")
+@click.option("--write-compact", metavar="FILE", hidden=True, help="Write RUNS.json in the form that headway ships.")
+@json_option
+def validate(
+    runs_file: Path | None,
+    left_out: bool,
+    parameters_file: str | None,
+    output: str | None,
+    write_compact: str | None,
+    as_json: bool,
+) -> None:
+    r"""Predict published, measured training runs and say how far off the predictions are.
+
+    Without RUNS.json the runs that ship with headway are used.
+
+    \b
+    headway validate
+    headway validate runs.json --leave-one-source-out -o validation.html
+    """
+    if as_json and output == "-":
+        raise InputError("--json and '-o -' would both write to stdout", hint="name a file with -o", key="-o")
+    if left_out and parameters_file:
+        raise click.UsageError("--leave-one-source-out fits the parameters itself; leave out --parameters")
+    if write_compact:
+        if runs_file is None:
+            raise click.UsageError("--write-compact needs RUNS.json")
+        write_output(write_compact, compact_text(runs_file))
+        return
+    runs = read_runs(runs_file)
+    parameters = None if parameters_file is None else load_parameters(Path(parameters_file), Parameters)
+    by_source = None
+    if left_out:
+        from simulator.fitting import fit_without_each_source
+
+        say("fitting the parameters once for each source, without its runs")
+        fits = fit_without_each_source(cases([run for run in runs if run.counted])[0])
+        by_source = {source: fit.parameters for source, fit in fits.items()}
+    found = validate_runs(runs, parameters=parameters, parameters_by_source=by_source)
+    if output:
+        write_output(output, _validation_page(found, runs_file))
+    if as_json:
+        print_json(found.as_json())
+    elif output != "-":
+        _show_validation(found)
+
+
+def _validation_page(found: Validation, runs_file: Path | None) -> str:
+    try:
+        from reports.validation import validation_page
+    except ModuleNotFoundError as error:
+        if error.name in {"matplotlib", "jinja2"}:
+            raise MissingExtra("'headway validate -o'", "reports") from None
+        raise
+    return validation_page(found, "The runs that ship with headway" if runs_file is None else runs_file.name)
+
+
+def _show_validation(found: Validation) -> None:
+    content = found.as_json()
+    for key, title in (("by_source", "source"), ("by_gpu", "GPU"), ("by_precision", "precision"), ("by_kind", "kind")):
+        table = Table(title, "runs", "median", "mean", "p90", "bias", "in band", title_justify="left")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for name, one in content[key].items():
+            errors = [percent(one[part]) for part in ("median_ape", "mape", "p90_ape")]
+            table.add_row(name, str(one["n"]), *errors, percent(one["bias"], sign=True), percent(one["within_band"]))
+        console().print(table)
+    summary, ranking = content["summary"], content["ranking"]
+    click.echo(
+        f"{summary['n']} runs: median error {percent(summary['median_ape'])}, mean {percent(summary['mape'])}, p90 "
+        f"{percent(summary['p90_ape'])}, bias {percent(summary['bias'], sign=True)}; constant MFU "
+        f"{percent(summary['constant_mfu_mape'])}; {percent(summary['within_band'])} in the 80 % band"
+    )
+    if ranking["groups"]:
+        click.echo(
+            f"ranking of {ranking['groups']} groups: regret {percent(ranking['regret']['mean'])} (worst "
+            f"{percent(ranking['regret']['worst'])}), {percent(ranking['pairs_ordered'])} of {ranking['pairs']} pairs "
+            "in order"
+        )
+    reasons = Counter(one["reason"] for one in content["skipped"])
+    for reason, count in reasons.most_common():
+        say(f"skipped {count}: {reason}")
+
+
+@command()
+@click.argument("runs_file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, metavar="FILE", help="Where to write the SVG.")
+def picture(runs_file: Path, output: str) -> None:
+    r"""Draw whole runs: the timeline of 'simulate', or goodput against the interval of a sweep.
+
+    \b
+    headway simulate plan.json --runs 100 -o runs.json
+    headway picture runs.json -o run.svg
+    headway sweep SCENARIO --pin dp=8 --vary 'checkpoint.interval=[5 min,20 min]' --runs 50 -o sweep.json
+    headway picture sweep.json -o goodput.svg
+    """
+    from reports.run_charts import picture_of
+
+    write_output(output, picture_of(runs_file))

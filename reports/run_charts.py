@@ -1,0 +1,172 @@
+"""Pictures of whole runs: goodput against the checkpoint interval, and what one run did when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from reports.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    WIDTH_INCHES,
+    YELLOW,
+    add_legend,
+    as_svg,
+    styled,
+)
+from topologies.errors import InputError
+
+DAY = 86_400.0
+INTERVAL = "checkpoint_interval_seconds"
+SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY, YELLOW)
+
+DOING = {
+    "training": GREEN,
+    "training slowly": "#9BD3BF",
+    "detection": VERMILLION,
+    "diagnosis": VERMILLION,
+    "manual": PURPLE,
+    "outage": "#5F6B73",
+    "waiting": INK,
+    "load": YELLOW,
+    "maintenance": SKY,
+}
+"""Colour of what a run does; the phases of a restart share one."""
+RESTART = ORANGE
+LINE_DAYS = 7.0
+"""A timeline has a line for each week, or for each sixteenth of a longer run."""
+
+
+def picture_of(path: Path) -> str:
+    """Draw what a file of ``headway simulate --runs`` or ``headway sweep`` holds, as SVG.
+
+    Raises:
+        InputError: the file is neither.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be read: {error}", hint="give a file of simulate or sweep", file=path) from None
+    if isinstance(content, dict) and isinstance(content.get("timeline"), dict):
+        return run_chart(content["timeline"])
+    if isinstance(content, dict) and isinstance(content.get("rows"), list):
+        varied = [key for key in content.get("vary", {}) if key != "checkpoint.interval"]
+        return goodput_chart(content["rows"], varied)
+    raise InputError(
+        "holds neither the timeline of a run nor the rows of a sweep",
+        hint="make one with 'headway simulate --runs N -o FILE' or 'headway sweep -o FILE'",
+        file=path,
+    )
+
+
+@styled
+def goodput_chart(rows: Sequence[dict[str, Any]], varied: Sequence[str] = ()) -> str:
+    """Goodput against the checkpoint interval: closed form as a line, simulated mean with its 95 % band.
+
+    Args:
+        rows: of a sweep that varies the checkpoint interval.
+        varied: further keys that were varied; each combination is a line of its own.
+
+    Raises:
+        InputError: fewer than two intervals.
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if "infeasible" not in row:
+            groups.setdefault(tuple(row[key] for key in varied), []).append(row)
+    if not any(len({row[INTERVAL] for row in group}) > 1 for group in groups.values()):
+        raise InputError(
+            "holds fewer than two checkpoint intervals", hint="sweep with --vary 'checkpoint.interval=[...]'"
+        )
+    figure = Figure(figsize=(WIDTH_INCHES, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid()
+    handles: list[Any] = []
+    for place, (values, group) in enumerate(groups.items()):
+        colour = SERIES[place % len(SERIES)]
+        ordered = sorted(group, key=lambda row: float(row[INTERVAL]))
+        minutes = [row[INTERVAL] / 60 for row in ordered]
+        axes.plot(
+            minutes, [100 * row["goodput"] for row in ordered], color=colour, linewidth=1.2, linestyle=(0, (4, 2))
+        )
+        played = [row for row in ordered if "simulated_goodput" in row]
+        if played:
+            at = [row[INTERVAL] / 60 for row in played]
+            seen = [row["simulated_goodput"] for row in played]
+            means = [100 * one["mean"] for one in seen]
+            bands = [one["ci95"] or [one["mean"], one["mean"]] for one in seen]
+            axes.fill_between(
+                at, [100 * b[0] for b in bands], [100 * b[1] for b in bands], color=colour, alpha=0.2, lw=0
+            )
+            axes.plot(at, means, color=colour, marker="o", markersize=4, linewidth=1.0)
+        best = max(ordered, key=lambda row: float(row["goodput"]))
+        axes.plot(best[INTERVAL] / 60, 100 * best["goodput"], marker="*", markersize=11, color=colour, linestyle="")
+        label = ", ".join(f"{key} {value}" for key, value in zip(varied, values, strict=True))
+        handles.append(Line2D([], [], color=colour, label=label or "goodput"))
+    handles += [
+        Line2D([], [], color=INK, linewidth=1.2, linestyle=(0, (4, 2)), label="closed form"),
+        Line2D([], [], color=INK, marker="o", markersize=4, linewidth=1.0, label="simulated, 95 % band of the mean"),
+        Line2D([], [], color=INK, marker="*", markersize=10, linestyle="", label="best of the closed form"),
+    ]
+    axes.set_xscale("log")
+    ticks = sorted({row[INTERVAL] / 60 for group in groups.values() for row in group})
+    axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("minutes of work between checkpoints")
+    axes.set_ylabel("goodput, %")
+    add_legend(figure, handles)
+    return as_svg(figure, "goodput", "Goodput against the checkpoint interval, closed form and simulated")
+
+
+@styled
+def run_chart(timeline: dict[str, Any]) -> str:
+    """What one whole run did when, a line a week: training, stalls, failures, waits.
+
+    Args:
+        timeline: ``spans`` of start, end (seconds) and what was done, and ``wall_seconds``.
+    """
+    days = timeline["wall_seconds"] / DAY
+    length = max(LINE_DAYS, days / 16)
+    lines = max(1, -(-int(days * 1e6) // int(length * 1e6)))
+    figure = Figure(figsize=(WIDTH_INCHES, 1.3 + 0.3 * lines), layout="constrained")
+    axes = figure.add_subplot()
+    shown: dict[str, list[list[tuple[float, float]]]] = {}
+    for start, end, doing, *_ in timeline["spans"]:
+        first = start / DAY
+        while first < end / DAY - 1e-12:
+            line = min(lines - 1, int(first / length + 1e-9))
+            last = min(end / DAY, (line + 1) * length)
+            if last <= first:
+                last = end / DAY
+            shown.setdefault(doing, [[] for _ in range(lines)])[line].append((first - line * length, last - first))
+            first = last
+    order = sorted(shown, key=lambda doing: (list(DOING).index(doing) if doing in DOING else len(DOING), doing))
+    for doing in order:
+        colour = DOING.get(doing, RESTART)
+        for line, bars in enumerate(shown[doing]):
+            # what is shorter than a pixel is still seen
+            least = 0.0 if doing.startswith("training") else length / 900
+            axes.broken_barh(
+                [(x, max(width, least)) for x, width in bars], (line - 0.36, 0.72), color=colour, linewidth=0
+            )
+    axes.set_yticks(range(lines), [f"day {line * length:.0f}" for line in range(lines)])
+    axes.set_ylim(lines - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(0, length)
+    axes.set_xlabel(f"days of the line; goodput of this run {100 * timeline['goodput']:.1f} %")
+    names = {doing: doing if doing in DOING else "restart" for doing in order}
+    colours = {names[doing]: DOING.get(doing, RESTART) for doing in order}
+    add_legend(figure, [Patch(facecolor=colour, label=name) for name, colour in colours.items()])
+    return as_svg(figure, "run", "What one whole run did when: training, failures, restarts and waits")
