@@ -18,10 +18,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[runtime,reports]' --group dev
 	touch $@
 
-# Real packets and a real scheduler want the cores for themselves: they run after the rest, one by one.
+# Real jobs, real packets and a real scheduler want the cores for themselves: they run after the rest, one by one.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not netns and not slurm'
-	$(BIN)/python -m pytest -n 0 -m 'netns or slurm' tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not netns and not slurm' --ignore=tests/runtime
+	$(BIN)/python -m pytest -n 0 tests/runtime tests/netns tests/slurm
 
 check: install
 	$(BIN)/ruff format --check .
