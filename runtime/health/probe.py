@@ -115,7 +115,7 @@ def tournament(size: int) -> Iterator[dict[int, int]]:
     """Yield rounds in which everyone has at most one partner, until everyone met everyone (the circle method).
 
     >>> [sorted(one.items()) for one in tournament(3)]
-    [[(1, 2), (2, 1)], [(0, 2), (2, 0)], [(0, 1), (1, 0)]]
+    [[(0, 1), (1, 0)], [(1, 2), (2, 1)], [(0, 2), (2, 0)]]
     """
     seats = size + size % 2
     for turn in range(seats - 1):
