@@ -13,9 +13,11 @@ from topologies.hardware import Gpu, Nic, Node
 
 NODES = {
     "A100": "dgx-a100",
+    "A800": "hgx-a800",
     "H100": "dgx-h100",
     "H200": "dgx-h200",
     "H800": "dgx-h800",
+    "H20": "hgx-h20",
     "H100-NVL": "dgx-h100",
     "H200-NVL": "dgx-h200",
     "GH200": "dgx-h100",

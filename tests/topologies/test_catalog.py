@@ -12,6 +12,7 @@ from topologies.cluster import Cluster
 from topologies.document import load, shipped
 from topologies.errors import InputError
 from topologies.hardware import CATALOG, Gpu, Node
+from topologies.importers.products import gpu_of_device, gpu_of_product
 from topologies.units import UNITS, parse_quantity
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
@@ -140,6 +141,8 @@ def test_memory_and_power_are_plausible():
         ("dgx-a100", 300, 235, 200),
         ("dgx-h100", 450, 365, 400),
         ("dgx-h800", 200, 160, 400),
+        ("hgx-h20", 450, 365, 400),
+        ("hgx-a800", 200, 157, 200),
         ("dgx-b200", 900, 682, 400),
         ("dgx-b300", 900, 682, 800),
         ("gb300-nvl72-tray", 900, 682, 800),
@@ -181,3 +184,20 @@ def test_find_by_name_and_by_path(tmp_path):
         load_cluster("h100-51")
     with pytest.raises(InputError, match="cannot be read"):
         find(str(tmp_path / "absent.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("product", "device", "name"),
+    [  # as nvidia-smi and the PCI ID repository name them
+        ("NVIDIA A100-SXM4-80GB", "0x20b2", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "0x20b5", "a100-pcie-80gb"),
+        ("NVIDIA A800-SXM4-80GB", "0x20f3", "a800-sxm"),
+        ("NVIDIA H100 80GB HBM3", "0x2330", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "0x2331", "h100-pcie"),
+        ("NVIDIA H20", "0x2329", "h20"),
+        ("NVIDIA H200", "0x2335", "h200-sxm"),
+    ],
+)
+def test_tools_names_lead_to_the_catalog(product, device, name):
+    assert gpu_of_product(product) == gpu_of_device("0x10de", device) == name
+    assert name in GPUS
