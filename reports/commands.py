@@ -11,8 +11,9 @@ from rich.table import Table
 from planner.plan import read_plan
 from reports.comparison import FLOP_CONVENTION, Comparison
 from reports.comparison import compare as compare_with
+from reports.comparison_tables import comparison_rows, goodput_rows, goodput_words, phase_rows
 from reports.log_comparison import compare_file
-from reports.tables import comparison_rows, percent, phase_rows, seconds
+from reports.tables import percent, seconds
 from simulator.outcome import read_measurement
 from simulator.parameters import Parameters
 from simulator.published import compact_text, read_runs
@@ -59,6 +60,10 @@ def _show(comparison: Comparison) -> None:
         table.add_section()
         for row in phase_rows(comparison):
             table.add_row(*row)
+    if comparison.run:
+        table.add_section()
+        for row in goodput_rows(comparison.run):
+            table.add_row(*row)
     console().print(table)
     low, high = (seconds(comparison.predicted[f"step_seconds_{end}"]) for end in ("low", "high"))
     inside = "inside" if comparison.within_band else "outside"
@@ -66,7 +71,9 @@ def _show(comparison: Comparison) -> None:
         say(f"measured: {comparison.source}")
     say(f"the measured step lies {inside} the predicted 80 % band, {low} to {high}")
     say(f"error: predicted over measured, less one. {FLOP_CONVENTION}")
-    for note in comparison.notes:
+    if comparison.run:
+        say(goodput_words(comparison.run))
+    for note in (*comparison.notes, *(comparison.run.notes if comparison.run else ())):
         say(f"note: {note}")
     for remark in comparison.remarks:
         say(f"the job says: {remark}")

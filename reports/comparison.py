@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner.plan import Plan
+from reports.goodput_comparison import GoodputComparison, compare_goodput
 from scenarios.layout import Layout
 from simulator.outcome import BREAKDOWN, Measurement
 from topologies.errors import InputError
@@ -31,7 +32,7 @@ class Comparison:
     """step_seconds (median), step_seconds_p10, step_seconds_p90, mfu, tokens_per_second_per_gpu, memory_bytes (peak of
     the fullest rank less what it held before the model was built, which no plan promises)."""
     error: dict[str, float | None]
-    """step_seconds, mfu, memory."""
+    """step_seconds, mfu, memory, and goodput where the whole job was recorded."""
     phases: dict[str, dict[str, float | None]]
     """predicted_seconds, measured_seconds and error of each phase that the job timed."""
     within_band: bool
@@ -45,6 +46,8 @@ class Comparison:
     """What the job itself said about its measurement."""
     source: str = "headway run"
     """What measured."""
+    run: GoodputComparison | None = None
+    """The whole job; None where it was not recorded."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data with the keys of the JSON contract."""
@@ -70,12 +73,13 @@ def compare(plan: Plan, measurement: Measurement, *, force: bool = False) -> Com
             hint="give the plan that was run, or compare all the same with --force",
             key="plan_sha256",
         )
-    predicted, measured = promised(plan), _shown(measurement)
+    predicted, measured, run = promised(plan), _shown(measurement), compare_goodput(plan, measurement)
     comparable = _same_yardstick(predicted, measured)
     error = {
         "step_seconds": relative_error(predicted["step_seconds"], measured["step_seconds"]),
         "mfu": relative_error(predicted["mfu"], measured["mfu"]) if comparable else None,
         "memory": relative_error(predicted["memory_bytes"], measured["memory_bytes"]),
+        "goodput": relative_error(run.predicted["goodput"], run.measured["goodput"]) if run else None,
     }
     low, high = float(predicted["step_seconds_low"] or 0), float(predicted["step_seconds_high"] or 0)
     return Comparison(
@@ -90,6 +94,7 @@ def compare(plan: Plan, measurement: Measurement, *, force: bool = False) -> Com
         same_world_size=plan.layout.world_size == measurement.world_size,
         notes=_notes(plan, measurement, same_plan, comparable),
         remarks=tuple(map(str, measurement.environment.get("notes") or ())),
+        run=run,
     )
 
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from planner.notes import stages_text
 from planner.plan import Plan
-from reports import tables
+from reports import comparison_tables, tables
 from reports.answer import answer
 from reports.charts import comparison_chart, memory_chart, step_chart
 from reports.comparison import FLOP_CONVENTION, Comparison, compare, promised
@@ -197,8 +197,10 @@ def _measured(comparisons: Sequence[Comparison]) -> dict[str, Any] | None:
         "runs": [
             {
                 "comparison": one,
-                "rows": tables.comparison_rows(one),
-                "phases": tables.phase_rows(one),
+                "rows": comparison_tables.comparison_rows(one),
+                "phases": comparison_tables.phase_rows(one),
+                "goodput": comparison_tables.goodput_rows(one.run) if one.run else [],
+                "goodput_words": comparison_tables.goodput_words(one.run) if one.run else "",
             }
             for one in comparisons
         ],

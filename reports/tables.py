@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from planner.plan import Plan
-from reports.comparison import Comparison
 from scenarios.layout import Layout
 from simulator.outcome import BREAKDOWN, MEMORY_PARTS
 from topologies.errors import InputError
@@ -277,42 +276,6 @@ def alternative_rows(plan: Plan) -> list[dict[str, Any]]:
         }
         for index, row in enumerate(rows)
     ]
-
-
-def comparison_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
-    """Predicted, measured and error of step time, tokens per second, MFU and memory."""
-    predicted, measured, error = comparison.predicted, comparison.measured, comparison.error
-    speeds = [side["tokens_per_second_per_gpu"] for side in (predicted, measured)]
-    speed = ["-" if value is None else number(value) for value in speeds]
-    speed_error = speeds[0] / speeds[1] - 1 if speeds[0] and speeds[1] else None
-    return [
-        (
-            "Step time",
-            seconds(predicted["step_seconds"]),
-            seconds(measured["step_seconds"]),
-            _signed(error["step_seconds"]),
-        ),
-        ("Tokens/s per GPU", speed[0], speed[1], _signed(speed_error)),
-        ("MFU", percent(predicted["mfu"]), percent(measured["mfu"]), _signed(error["mfu"])),
-        ("Peak memory", size(predicted["memory_bytes"]), size(measured["memory_bytes"]), _signed(error["memory"])),
-    ]
-
-
-def phase_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
-    """Predicted, measured and error of each phase that the job timed."""
-    return [
-        (
-            PART_NAMES.get(name, name.replace("_", " ").capitalize()),
-            seconds(phase["predicted_seconds"]),
-            seconds(phase["measured_seconds"]),
-            _signed(phase["error"]),
-        )
-        for name, phase in comparison.phases.items()
-    ]
-
-
-def _signed(value: float | None) -> str:
-    return percent(value, sign=True)
 
 
 def facts(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -63,8 +63,16 @@ def measurement_from(
         losses=report["losses"],
         phases_seconds=phases,
         environment=environment,
-        run=told(outcome_of(events, tokens_per_step=job.tokens_per_step, seed=request.seed), events) if events else {},
+        run=_whole_job(request, events) if events else {},
     )
+
+
+def _whole_job(request: TrainRequest, events: list[Event]) -> dict[str, Any]:
+    """The books of the job, and the checkpoints that it was asked for."""
+    outcome = outcome_of(events, tokens_per_step=request.job.tokens_per_step, seed=request.seed)
+    asked = request.checkpoint
+    saves = None if asked is None else {"interval_steps": asked.interval_steps, "mode": asked.mode}
+    return told(outcome, events) | {"checkpoint": saves}
 
 
 def all_attempts(report: dict[str, Any], events: list[Event], warmup_steps: int) -> tuple[dict[str, Any], list[int]]:
