@@ -15,6 +15,7 @@ from scenarios.job import Job
 from scenarios.layout import Layout
 from simulator.activations import activation_bytes, element_bytes, live_microbatches
 from simulator.arrays import CHUNK_ROWS, Floats, LayoutArrays
+from simulator.keeping import keeping_of
 from simulator.layers import ZERO1, ZERO2, ZERO3, Shares, shares
 from simulator.outcome import MemoryUse, StageMemory
 from simulator.parameters import Parameters, shipped_parameters
@@ -47,6 +48,8 @@ class RecipeBytes:
     sharded_optimizer: float
     """The same two where weights are sharded: the fp32 shard is weight and master copy in one."""
     gathered: float
+    copied: float = 0.0
+    """16-bit weights that live from the forward to the backward, where parameters are fp32 and not resharded."""
 
 
 def recipe_bytes(job: Job) -> RecipeBytes:
@@ -73,6 +76,16 @@ def recipe_bytes(job: Job) -> RecipeBytes:
             sharded_weights=size,
             sharded_optimizer=0.0,
             gathered=size,
+        )
+    if keeping_of(job).fp32_weights and job.precision != "fp32" and gradients == 4.0:
+        return RecipeBytes(
+            weights=4.0,
+            gradients=4.0,
+            optimizer=moments,
+            sharded_weights=4.0,
+            sharded_optimizer=moments,
+            gathered=2.0,
+            copied=2.0,
         )
     if job.precision == "fp32":
         return RecipeBytes(
@@ -154,7 +167,7 @@ def memory_parts(
 
     ``exact`` belongs to a single layout whose ranks are all in the tables.
     """
-    recipe, ranks = recipe_bytes(job), ranks_of(layouts)
+    recipe, keeping, ranks = recipe_bytes(job), keeping_of(job), ranks_of(layouts)
     share = shares(job, layouts, ranks)
     dense, experts, ends = (part[tables.index] for part in rank_weights(weights_of(job.model), tables))
     local, outer = dense / ranks.tp[:, None], ends / ranks.tp[:, None]
@@ -168,15 +181,23 @@ def memory_parts(
         expert = each / np.where(cut, ranks.expert_shards, 1.0)
         return local * dense[:, None] + local_expert * expert[:, None]
 
-    activations, live = _activations(job, layouts, tables, share, exact)
+    kept, transient, live = _activations(job, layouts, tables, share, exact)
     head = tables.ends[:, :, 1][tables.index]
-    logit_bytes = 4.0 * share.tokens * job.model.vocab_size / ranks.tp * (1.0 + job.model.mtp_layers)
-    logits = head * logit_bytes[:, None]
+    logit_bytes = keeping.logit_bytes + np.where(ranks.tp > 1, keeping.split_logit_bytes, 0.0)
+    logits = logit_bytes * share.tokens * job.model.vocab_size / ranks.tp * (1.0 + job.model.mtp_layers)
     buffers = _buffers(job, layouts, tables, share, outer, recipe)
+    weights = held(recipe.weights, recipe.sharded_weights, ZERO2 if recipe.copied else ZERO3)
+    gradients = held(recipe.gradients, recipe.gradients, ZERO2)
+    kept = kept + held(recipe.copied, 0.0, ZERO3)
+    activations, logits = kept + transient, head * logits[:, None]
+    if keeping.frees_gradients:
+        activations, logits = _moments(
+            job, layouts, share, tables, (kept, transient, logits, buffers, gradients, outer)
+        )
     base = parameters.reserve_cpu if cluster.gpu.architecture == "cpu" else parameters.reserve
     return {
-        "weights_bytes": held(recipe.weights, recipe.sharded_weights, ZERO3),
-        "gradients_bytes": held(recipe.gradients, recipe.gradients, ZERO2),
+        "weights_bytes": weights,
+        "gradients_bytes": gradients,
         "optimizer_bytes": held(recipe.optimizer, recipe.sharded_optimizer, ZERO1),
         "activations_bytes": activations,
         "logits_bytes": logits,
@@ -186,19 +207,47 @@ def memory_parts(
     }
 
 
+def _moments(
+    job: Job, layouts: LayoutArrays, share: Shares, tables: StageTables, parts: tuple[Floats, ...]
+) -> tuple[Floats, Floats]:
+    """Activations and logits of a stack that frees gradients between steps: the fuller of two moments.
+
+    In the loss everything is kept, no layer's weights are gathered, and without accumulation there is no gradient. In
+    the backward of the layers the logits are gone, and with one micro-batch activations go while gradients come. The
+    16-bit gradients of embedding and head wait for the end of the backward, where they are reduced together; without
+    that, DTensor holds the gradient of a table that is split over a tp group whole on each rank.
+
+    The parts still add up to the peak: logits are what the loss needs beyond the backward, and of activations only what
+    exceeds the gradients counts where one replaces the other.
+    """
+    kept, transient, loss, buffers, gradients, outer = parts
+    embedding, tp = weights_of(job.model).embedding, share.ranks.tp
+    sharded, once = (layouts.sharding >= ZERO2)[:, None], (share.num_microbatches == 1.0)[:, None]
+    first, last = tables.ends[:, :, 0][tables.index], tables.ends[:, :, 1][tables.index]
+    table = first * (recipe_bytes(job).gradients * embedding * (1.0 - 1.0 / tp))[:, None]
+    waiting = np.where(sharded, element_bytes(job) * outer, table)
+    behind = np.where(sharded, waiting * last / np.maximum(first + last, 1.0), 0.0)
+    replaced = np.maximum(kept + behind, gradients + waiting) - gradients
+    activations = np.where(once, replaced, kept + np.where(sharded, behind, table)) + transient
+    pending = np.where(once, 0.0, np.where(sharded, 4.0 * outer, table))
+    if keeping_of(job).root_stays:
+        pending = pending + np.where((layouts.sharding == ZERO3)[:, None], element_bytes(job), 0.0) * outer
+    in_loss = kept + loss + pending - np.where(once, gradients, 0.0)
+    return activations, np.where(last > 0, np.maximum(in_loss - activations - buffers, 0.0), 0.0)
+
+
 def _activations(
     job: Job, layouts: LayoutArrays, tables: StageTables, share: Shares, exact: ExactLive | None
-) -> tuple[Floats, Floats]:
-    """Bytes of activations of every rank, and its micro-batches in flight.
+) -> tuple[Floats, Floats, Floats]:
+    """Bytes of activations of every rank: kept, for a moment, and its micro-batches in flight.
 
-    What the layers keep for every live micro-batch, what the backward of the largest layer needs for a moment, and on
-    the last stage the input and output of the final norm.
+    What the layers keep for every live micro-batch, with the input and output of the final norm on the last stage;
+    and what the backward of the largest layer needs.
     """
     model, index = job.model, tables.index
     live = live_microbatches(layouts, tables.ranks[index], share.num_microbatches)
     layers = tables.chunks.sum(axis=2)
-    boundary = element_bytes(job) * share.norm_tokens * model.hidden_size
-    kept = (2.0 * tables.ends[:, :, 1])[index] * boundary[:, None]
+    kept = tables.ends[:, :, 1][index] * _final_norm(job, share)[:, None]
     transient, each = np.zeros_like(kept), list[float]()
     for i, column in enumerate(tables.columns):
         layer = model.layer_kinds[column.kind]
@@ -216,7 +265,15 @@ def _activations(
         kept += np.array([[float((combinations @ (counts @ each)).max()) for counts, combinations in exact]])
     # a rank holds as many micro-batches as its chunks on average; a mirrored DualPipe rank holds two stages
     held = live[0] + live[1] * np.maximum(layouts.vpp - 2, 0)[:, None] + live[2]
-    return kept + transient, held / layouts.vpp[:, None]
+    return kept, transient, held / layouts.vpp[:, None]
+
+
+def _final_norm(job: Job, share: Shares) -> Floats:
+    """What the final norm keeps, and the input of the head."""
+    element, keeping = element_bytes(job), keeping_of(job)
+    norm = element if keeping.norm_bytes is None else keeping.norm_bytes
+    gathered = share.norm_tokens if keeping.regathers else share.tokens
+    return (norm * share.norm_tokens + element * gathered) * job.model.hidden_size
 
 
 def _buffers(
@@ -232,10 +289,14 @@ def _buffers(
     sequence = np.where(layouts.sequence_parallel & (layouts.tp > 1), whole, 0.0)
     p2p = np.where(layouts.pp > 1, 2.0 * element * share.norm_tokens * job.model.hidden_size, 0.0)
     arriving = np.broadcast_to((sequence + p2p)[:, None], outer.shape)
-    if not np.any(layouts.sharding == ZERO3):
+    empty = keeping_of(job).empty_gradients and job.tuning == "full"
+    if not empty and not np.any(layouts.sharding == ZERO3):
         return arriving
     dense, expert = columns_weights(weights_of(job.model), tables.columns)
     present = tables.chunks.sum(axis=2) > 0
+    if empty:
+        shapes = np.where(present, dense, 0.0).max(axis=2)[tables.index] / ranks.tp[:, None]
+        arriving = arriving + element * shapes
     largest = np.zeros(outer.shape)
     for i in range(len(tables.columns)):
         layer = dense[i] / ranks.tp + expert[i] / (ranks.ep * ranks.etp)

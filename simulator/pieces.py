@@ -16,9 +16,10 @@ from simulator.activations import activation_bytes
 from simulator.arrays import Floats, LayoutArrays
 from simulator.data_parallel import HIDDEN_BEHIND, data_parallel
 from simulator.evaluation import Evaluation, evaluate
+from simulator.keeping import keeping_of
 from simulator.layers import ZERO3, shares
 from simulator.links import links
-from simulator.memory import memory_parts
+from simulator.memory import memory_parts, recipe_bytes
 from simulator.parameters import Parameters, shipped_parameters
 from simulator.stages import Column, StageTables
 from simulator.traffic import ranks_of
@@ -252,23 +253,29 @@ def _memory(
     rows = _repeated(row, 5 + count)
     parts = memory_parts(cluster, job, rows, _table(columns, layers, ends), parameters)
     static = (parts["weights_bytes"] + parts["gradients_bytes"] + parts["optimizer_bytes"])[:, 0]
+    held = np.asarray(static[4:-1] - static[0])
     factor = 1.0 + parameters.fragmentation.value
     share = shares(job, rows.take(slice(0, 1)), ranks_of(rows.take(slice(0, 1))))
     kept = [
         activation_bytes(job, job.model.layer_kinds[column.kind], share, np.full(1, column.recompute))
         for column in columns
     ]
+    again = np.array([float(one[0]) for _, one in kept])
     total = np.asarray(sum(part for name, part in parts.items() if name != "in_flight_microbatches"))[:, 0]
+    buffers = parts["buffers_bytes"][:, 0]
+    widest = float(buffers[-1] - buffers[3])  # of the layers' buffers the largest counts, on every rank
+    if keeping_of(job).frees_gradients:  # copies of weights are activations; the loss is beside no layer's backward
+        dense, expert = columns_weights(weights_of(job.model), columns)
+        local = dense / share.ranks.tp[0] + expert / (share.ranks.ep * share.ranks.etp)[0]
+        held = held + factor * (recipe_bytes(job).copied if int(row.sharding[0]) != ZERO3 else 0.0) * local
+        total[:4] -= factor * np.minimum(parts["logits_bytes"][:4, 0], float(again.min()) + widest)
     base = float(total[0])
-    if int(row.sharding[0]) == ZERO3:  # of the gathered layers the largest is a buffer
-        buffers = parts["buffers_bytes"][:, 0]
-        total[3] += factor * float(buffers[-1] - buffers[3])
     return {
-        "held": np.asarray(static[4:-1] - static[0]),
+        "held": held,
         "saved": factor * np.array([float(saved[0]) for saved, _ in kept]),
-        "again": factor * np.array([float(again[0]) for _, again in kept]),
+        "again": factor * again,
         "first_bytes": float(total[1]) - base,
         "last_bytes": float(total[2]) - base,
         "both_bytes": float(total[3]) - base,
-        "base_bytes": base,
+        "base_bytes": base + factor * widest,
     }

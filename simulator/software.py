@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from scenarios.job import Job
 from scenarios.model import Moe
 from scenarios.stack import AttentionKernel
+from simulator.keeping import MEGATRON_CORE
 from simulator.parameters import Parameters
 from topologies.cluster import Cluster
 
 TUNED = {"megatron", "nemo", "megatron-bridge", "maxtext", "jax", "internevo"}
 """Trainers that GPU vendors or their largest users tune for a machine."""
-MEGATRON = {"megatron", "nemo", "megatron-bridge"}
-"""Megatron-Core and what is built on it: activations between stages are split over the tp group, and since 2021-09 the
-backward sends the input gradient while it computes the weight gradient."""
 ASYNC_SINCE = "2021-09"
+"""Since when the backward of Megatron-LM sends the input gradient while it computes the weight gradient."""
 DEEPSPEED_MATURE = "2022-07"
 """Since when its pipeline engine is no slower than Megatron-LM's."""
 WITHOUT_HOST_TIME = {"maxtext", "jax"}
@@ -105,7 +104,7 @@ def software(cluster: Cluster, job: Job, parameters: Parameters) -> Software:
         assume("all-to-all not overlapped", "overlap not declared")
 
     p = parameters
-    hidden_by_wgrad = stack.trainer in MEGATRON and (stack.date is None or stack.date >= ASYNC_SINCE)
+    hidden_by_wgrad = stack.trainer in MEGATRON_CORE and (stack.date is None or stack.date >= ASYNC_SINCE)
     early = stack.trainer == "deepspeed" and stack.date is not None and stack.date < DEEPSPEED_MATURE
     lora = job.tuning == "lora"
     memory_ops = p.memory_ops_eager.value if stack.fused is False else p.memory_ops.value
@@ -140,7 +139,7 @@ def software(cluster: Cluster, job: Job, parameters: Parameters) -> Software:
         host_share=graph_share,
         moe_host_share=p.graph_full.value if graph == "full" else 1.0,
         moe_release=_moe_release(stack.date, parameters),
-        split_boundary=stack.trainer in MEGATRON or stack.trainer == "deepspeed",
+        split_boundary=stack.trainer in MEGATRON_CORE or stack.trainer == "deepspeed",
         lora=lora,
         cpu_optimizer=stack.offload == "optimizer",
         gather_bytes=4.0 if job.precision == "fp32" else 1.0 if stack.weight_gather == "fp8" else 2.0,

@@ -205,10 +205,10 @@ def test_headroom_follows_the_shape_of_the_job():
 
 
 def test_logits_lie_on_the_last_stage_only():
-    # fp32 logits: s b V 4 / TP = 4.20 GB at TP 1 (NVIDIA/Megatron-LM issue 5869)
+    # fp32 logits: s b V 4 / TP = 4.20 GB at TP 1 (NVIDIA/Megatron-LM issue 5869), beside the logits in bf16
     job = job_of(LLAMA3_8B, 8192)
     use = memory_use(cluster_of(), job, Layout(pp=4))
-    assert [stage.logits_bytes / GB for stage in use.stages] == pytest.approx([0, 0, 0, 4.2027], abs=1e-3)
+    assert [stage.logits_bytes / GB for stage in use.stages] == pytest.approx([0, 0, 0, 4.2027 * 1.5], abs=2e-3)
     split = memory_use(cluster_of(), job, Layout(pp=4, tp=8))
     assert split.stages[-1].logits_bytes == pytest.approx(use.stages[-1].logits_bytes / 8)
 
@@ -294,13 +294,13 @@ def test_a_traced_rank_of_llama_70b():
     # gathered parameters 0.691 with the next gather 0.199, fp32 gradients of a layer 0.398, activations 1.234 and
     # temporaries of the backward 1.186.
     layout = Layout(tp=8, dp=128, sequence_parallel=True, optimizer_sharding="zero3", recompute="full")
-    stage = memory_use(cluster_of(), job_of(LLAMA3_70B, 8192), layout).stages[0]
+    job = job_of(LLAMA3_70B, 8192, batch=128, stack=Stack(trainer="headway"))
+    stage = memory_use(cluster_of(), job, layout).stages[0]
     assert stage.weights_bytes / GIB == pytest.approx(0.257, abs=0.002)
     assert stage.optimizer_bytes / GIB == pytest.approx(0.514, abs=0.004)
     whole = 8192 * 8192 * 2.0
     assert (stage.buffers_bytes - whole) / GIB == pytest.approx(0.691 + 0.199 + 0.398, rel=0.03)
-    traced = 4.483 - 0.257 - 0.514 - 0.691 - 0.199 - 0.398
-    assert (stage.activations_bytes + stage.logits_bytes + whole) / GIB == pytest.approx(traced, rel=0.15)
+    assert (stage.total_bytes - stage.reserve_bytes) / GIB == pytest.approx(4.483, rel=0.05)
 
 
 LAYOUT = st.builds(
