@@ -213,8 +213,12 @@ def _summary(made: Plan) -> list[tuple[str, str]]:
          f"{format_quantity(checkpoint['bytes'], 'bytes')} to {', '.join(checkpoint['tiers']) or 'no stated storage'}"),
         ("goodput", f"{predicted['goodput']:.2%} of the wall time, expected"),
     ]  # fmt: skip
+    if predicted.get("spares") is not None:
+        rows.append(("spares", f"{predicted['spares']} nodes: {checkpoint['spares_reason']}"))
     if days:
         rows.append(("run", f"{days['p50']:.3g} days ({days['p10']:.3g} to {days['p90']:.3g})"))
+    else:
+        rows.append(("run", predicted["days_basis"]))
     if cost is not None:
         rows.append(("cost", f"{cost:,.0f} USD"))
     energy = predicted["energy_kwh"]

@@ -6,21 +6,24 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from planner.checkpointing import Operation, operation
 from planner.placement import Placement, place
+from planner.upkeep import Upkeep, upkeep, value
+from planner.upkeep import facility_watts as facility_watts
 from scenarios.layout import Layout, Stage
 from scenarios.model import ModelSpec
 from scenarios.scenario import Scenario
-from simulator.checkpoints import CheckpointPolicy, choose_interval
 from simulator.memory import memory_use
 from simulator.outcome import MemoryUse, StepTime
 from simulator.stages import stage_layers, tail_layers
-from topologies.cluster import Cluster
 
 DAY = 86_400.0
 DAYS_BASIS = (
     "p50: target tokens / tokens per step x predicted step / expected goodput; p10 and p90: the same with the low and "
     "high end of the step's 80 % band"
 )
+
+NO_TARGET = "the job names no target_tokens, so the run has no length: no days, no cost, no energy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +34,11 @@ class Outlook:
     placement: Placement
     step: StepTime
     memory: MemoryUse
-    checkpoint: CheckpointPolicy
+    checkpoint: Operation
     steps: float | None
     """Optimizer steps to the target tokens; None: the scenario names no target."""
-    usd_per_second: float
-    watts: float
-    """Facility power: nodes in use at their largest draw, times the PUE."""
+    upkeep: Upkeep
+    """Of the nodes in use and the spares beside them."""
 
     @property
     def goodput(self) -> float:
@@ -67,42 +69,27 @@ def outlook(scenario: Scenario, layout: Layout, step: StepTime) -> Outlook:
     """Predict everything about one layout whose step is known."""
     cluster, job = scenario.cluster, scenario.job
     placement = place(cluster, layout)
-    watts = facility_watts(cluster, placement.nodes)
-    prices = scenario.prices
+    operated = operation(scenario, layout, step.total_seconds)
+    idle = (operated.spares or 0) + scenario.faults.standbys
     return Outlook(
         layout=layout,
         placement=placement,
         step=step,
         memory=memory_use(cluster, job, layout),
-        checkpoint=choose_interval(cluster, job, layout, scenario.faults, step.total_seconds, wish=scenario.checkpoint),
+        checkpoint=operated,
         steps=None if job.target_tokens is None else math.ceil(job.target_tokens / job.tokens_per_step),
-        usd_per_second=prices.gpu_usd_per_second * layout.world_size + prices.electricity_usd_per_joule * watts,
-        watts=watts,
+        upkeep=upkeep(scenario, layout.world_size, placement.nodes, idle),
     )
-
-
-def facility_watts(cluster: Cluster, nodes: int) -> float:
-    """Draw of some nodes; a node without a stated power counts its GPUs."""
-    node = cluster.node
-    return nodes * (node.power_watts or node.gpus_per_node * node.gpu.power_watts) * cluster.power.pue
 
 
 def objective_value(found: Outlook, objective: str) -> float:
     """What is minimised, per step: wall seconds, US dollars, joules, or (goodput) the lost share of the wall time."""
-    match objective:
-        case "cost":
-            return found.seconds_per_step * found.usd_per_second
-        case "energy":
-            return found.seconds_per_step * found.watts
-        case "goodput":
-            return 1 - found.goodput
-        case _:
-            return found.seconds_per_step
+    return float(value(objective, found.step.total_seconds, found.goodput, found.upkeep))
 
 
 def promise(found: Outlook) -> dict[str, Any]:
     """The ``predicted`` part of a plan, with the keys of the contract."""
-    step = found.step
+    step, usd = found.step, float(found.upkeep.usd_per_second)
     p10, p50, p90 = (found.seconds(one) for one in (step.low_seconds, step.total_seconds, step.high_seconds))
     return {
         "step_seconds": step.total_seconds,
@@ -120,8 +107,9 @@ def promise(found: Outlook) -> dict[str, Any]:
         "days": None
         if p10 is None or p50 is None or p90 is None
         else {"p10": p10 / DAY, "p50": p50 / DAY, "p90": p90 / DAY},
-        "days_basis": DAYS_BASIS,
-        "cost_usd": None if p50 is None or found.usd_per_second == 0 else p50 * found.usd_per_second,
-        "energy_kwh": None if p50 is None else p50 * found.watts / 3.6e6,
+        "days_basis": NO_TARGET if found.steps is None else DAYS_BASIS,
+        "spares": found.checkpoint.spares,
+        "cost_usd": None if p50 is None or usd == 0 else p50 * usd,
+        "energy_kwh": None if p50 is None else p50 * float(found.upkeep.watts) / 3.6e6,
         "basis": list(step.basis),
     }

@@ -111,12 +111,13 @@ def _answer(scenario: Scenario, pins: Sequence[str], runs: int | None, seed: int
     fixed = scenario_pins(scenario)
     fixed |= parse_pins(pins, fixed)
     if "dp" in fixed:
-        layout = Layout.model_validate(fixed)
+        layout, checkpoint = Layout.model_validate(fixed), None
         _check_fits(scenario, layout)
     else:
-        layout = make_plan(scenario, pins=fixed, top=0).layout
+        made = make_plan(scenario, pins=fixed, top=0)
+        layout, checkpoint = made.layout, made.checkpoint
     step = predict_step(scenario.cluster, scenario.job, layout)
-    run = whole_run(scenario, layout, step.total_seconds, step=step)
+    run = whole_run(scenario, layout, step.total_seconds, step=step, planned=checkpoint)
     told = known(run)
     goodput = told["analytic"]["goodput"]
     useful = run.setup.work_seconds

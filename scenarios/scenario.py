@@ -37,6 +37,9 @@ class Scenario(FileDocument):
     checkpoint: Checkpointing = Checkpointing()
     data: DataReading = DataReading()
     layout: Pins = Field(default_factory=Pins)
+    spare_nodes: Literal["beside", "inside"] = "beside"
+    """Where spares come from while ``faults.spares`` leaves their number open: beside the cluster, as many as pay; or
+    inside, the nodes that the job leaves idle (with ``allow: [fewer-gpus]`` the planner weighs them against work)."""
     objective: Literal["time", "cost", "goodput", "energy"] = "time"
     allow: tuple[Allowance, ...] = ()
     """What layouts may do beyond the usual."""

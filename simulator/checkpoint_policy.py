@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from scenarios.operations import Checkpointing, CheckpointMode
@@ -60,6 +61,21 @@ class CheckpointPolicy:
         """Plain data with the keys of the plan's ``checkpoint``."""
         levels = [plain(level) | {"survives": sorted(level.survives)} for level in self.levels]
         return plain(self) | {"tiers": list(self.tiers), "levels": levels}
+
+
+def policy_of(checkpoint: Mapping[str, Any]) -> CheckpointPolicy | None:
+    """Read back the ``checkpoint`` of a plan; None where it does not hold a whole policy (an older plan)."""
+    try:
+        parts = {one.name: checkpoint[one.name] for one in fields(CheckpointPolicy)}
+        levels = tuple(
+            SaveTier(
+                **{one.name: level[one.name] for one in fields(SaveTier)} | {"survives": frozenset(level["survives"])}
+            )
+            for level in parts["levels"]
+        )
+    except (KeyError, TypeError):
+        return None
+    return CheckpointPolicy(**parts | {"levels": levels, "tiers": tuple(parts["tiers"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +216,8 @@ def _reason(costs: SaveCosts, best: Candidate, drain: float, optimum: float | No
     else:
         place = costs.far.name
         if best.every and costs.near is not None:
-            place = f"{costs.near.name}, each {best.every}. also to {place}"
+            which = "each" if best.every == 1 else f"each {best.every}."
+            place = f"{costs.near.name}, {which} also to {place}"
         price = f"saves to {place}, stall {told(best.stall)}" + (f", complete {told(drain)} later" if drain else "")
     if pinned or best.mode == "every-step":
         return f"interval as asked for; {price}"

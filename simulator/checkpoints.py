@@ -21,9 +21,9 @@ from simulator.expected import expected_run_goodput
 from simulator.failures import Source, sources
 from simulator.goodput_theory import expected_goodput as expected_goodput
 from simulator.goodput_theory import optimum_interval, two_level_optimum, two_level_slowdown
-from simulator.progress import NODES
+from simulator.progress import SURVIVES
 from simulator.storage import choose_storage, contended_seconds, known_storage, storage_seconds
-from topologies.cluster import Cluster
+from topologies.cluster import Cluster, Storage
 
 SNAPSHOT_SECONDS = 0.5
 """Fixed part of an asynchronous stall. ByteCheckpoint reports 0.34-0.59 s on 8,960 GPUs (arXiv 2407.20143)."""
@@ -80,7 +80,11 @@ def choose_interval(
         interval_steps = max(1, round(wish.interval_seconds / step_seconds))
     gpus, nodes = layout.world_size, math.ceil(layout.world_size / cluster.node.gpus_per_node)
     found = sources(faults, gpus, nodes)
-    costs = _costs(cluster, job, layout, faults, found, step_seconds, wish, interval_steps, data_share)
+    near, far = usual_storage(cluster, job, layout, wish)
+    seconds = None if interval_steps is None else interval_steps * step_seconds
+    costs = save_costs(
+        cluster, job, layout, faults, found, step_seconds, wish, near, far, interval=seconds, data_share=data_share
+    )
     best = max(_candidates(costs, mode, interval_steps, wish), key=lambda one: one.goodput)
     policy = spelled_out(cluster, costs, best, found, wish, pinned=interval_steps is not None)
     replica_nodes = math.ceil(gpus / layout.dp / cluster.node.gpus_per_node)
@@ -88,7 +92,18 @@ def choose_interval(
     return replace(policy, expected_goodput=whole)
 
 
-def _costs(
+def usual_storage(
+    cluster: Cluster, job: Job, layout: Layout, wish: Checkpointing
+) -> tuple[Storage | None, Storage | None]:
+    """A peer's memory, where it may come before a shared storage, and the storage that takes what must outlive more."""
+    per_node = cluster.node.gpus_per_node
+    far = choose_storage(cluster, checkpoint_bytes(job), math.ceil(writing_gpus(layout) / per_node), wish)
+    if far is None or far.per_node or layout.world_size <= per_node or wish.peer_memory is False:
+        return None, far
+    return next((one for one in known_storage(cluster, wish) if one.kind == "peer-memory"), None), far
+
+
+def save_costs(
     cluster: Cluster,
     job: Job,
     layout: Layout,
@@ -96,24 +111,39 @@ def _costs(
     found: tuple[Source, ...],
     step_seconds: float,
     wish: Checkpointing,
-    interval_steps: int | None,
-    data_share: float,
+    near: Storage | None,
+    far: Storage | None,
+    *,
+    interval: float | None = None,
+    data_share: float = 0.0,
 ) -> SaveCosts:
+    """What saving to one pair of storages rests on.
+
+    Args:
+        cluster: its network bounds what a node writes.
+        job: what is saved.
+        layout: who writes.
+        faults: how the job comes back.
+        found: what fails.
+        step_seconds: of one step.
+        wish: other jobs, bandwidth and amplification.
+        near: storage of every save, which some failures do not leave intact; None: there is one storage only.
+        far: storage that outlives more; None: saves are free.
+        interval: seconds between saves as far as known, for what other jobs make of shared storage.
+        data_share: of the storage's time that data loading takes.
+    """
     size, gpus = checkpoint_bytes(job), writing_gpus(layout)
     nodes, all_nodes = (math.ceil(n / cluster.node.gpus_per_node) for n in (gpus, layout.world_size))
-    far = choose_storage(cluster, size, nodes, wish)
-    near = next((one for one in known_storage(cluster, wish) if one.kind == "peer-memory"), None)
-    if far is None or far.per_node or all_nodes < 2 or wish.peer_memory is False:
-        near = None
     writes, loads = [0.0, 0.0], [0.0, 0.0]
-    interval = (interval_steps or 0) * step_seconds or CUSTOMARY_INTERVAL_SECONDS
+    interval = interval or CUSTOMARY_INTERVAL_SECONDS
     if near is not None:
         writes[0] = storage_seconds(near, cluster, size, nodes)
         loads[0] = storage_seconds(near, cluster, size, all_nodes, write=False)
     if far is not None:
         writes[1] = contended_seconds(far, cluster, size, nodes, wish, interval, data_share)[0]
         loads[1] = contended_seconds(far, cluster, size, all_nodes, wish, interval, data_share)[1]
-    near_rate = sum(one.rate_per_second for one in found if one.loss < NODES and not one.poisoned_seconds)
+    kind = "peer-memory" if near is None else near.kind
+    near_rate = sum(one.rate_per_second for one in found if one.loss in SURVIVES[kind] and not one.poisoned_seconds)
     rate = sum(one.rate_per_second for one in found)
     detection = sum(one.rate_per_second * one.detection_seconds for one in found) / rate if rate > 0 else 0.0
     return SaveCosts(
@@ -134,7 +164,7 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """Every allowed way to save, each with its best interval."""
     write, free = costs.writes[1], costs.far is None
-    stall = 0.0 if free else min(SNAPSHOT_SECONDS + costs.snapshot, write)
+    stall = snapshot_stall(costs)
     if mode in (None, "sync"):
         yield _one_tier(costs, "sync", write, 0.0, interval_steps)
     two = costs.near is not None and math.isfinite(costs.mtbf)
@@ -149,6 +179,11 @@ def _candidates(
             yield _one_tier(costs, mode, min(stall, write), write, 1)
         else:
             yield _two_tiers(costs, mode, stall, 1, wish.file_system_every)
+
+
+def snapshot_stall(costs: SaveCosts) -> float:
+    """Seconds that an asynchronous save stops training: the copy off the GPU, never more than the write itself."""
+    return 0.0 if costs.far is None else min(SNAPSHOT_SECONDS + costs.snapshot, costs.writes[1])
 
 
 def _one_tier(

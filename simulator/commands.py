@@ -204,6 +204,7 @@ def _whole_run(subject: Subject, played: StepPlay) -> WholeRun:
         step=played.predicted,
         mode=mode if mode in get_args(CheckpointMode) else None,
         interval_steps=steps if isinstance(steps, int) and steps >= 1 else None,
+        planned=planned,
     )
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from scenarios.faults import Faults
 from simulator.failures import Source
-from simulator.goodput_theory import not_waiting_share, slowdown, straggler_loss, two_level_slowdown
+from simulator.goodput_theory import Floats, not_waiting_share, slowdowns, straggler_loss, two_level_slowdown
 from simulator.nodes import idle_replicas
 from simulator.progress import PROCESS, SaveTier
 
@@ -33,26 +35,59 @@ def expected_run_goodput(
         num_nodes: of the job.
         replica_nodes: of one model replica.
     """
+    slow = failure_slowdown(faults, found, tiers, interval_seconds)
+    return float(run_goodput(faults, found, slow, manned_share(faults, found, num_nodes, replica_nodes), num_nodes))
+
+
+def run_goodput(
+    faults: Faults, found: tuple[Source, ...], slow: Floats | float, manned: Floats | float, num_nodes: int
+) -> Floats:
+    """The product over arrays: of slowdowns by failures and saves, and of shares of the time for which there are nodes.
+
+    Poisoned work and stragglers come off it.
+    """
     planned = faults.maintenance.takes_seconds / faults.maintenance.every_seconds if faults.maintenance else 0.0
     poisoned = sum(one.rate_per_second * one.poisoned_seconds for one in found)
-    failing = 1 / failure_slowdown(faults, found, tiers, interval_seconds)  # x / inf is 0
-    share = max(0.0, 1 - planned) * _manned_share(faults, found, num_nodes, replica_nodes) * failing
-    return max(0.0, share - poisoned - _straggling_share(faults, num_nodes))
+    share = max(0.0, 1 - planned) * np.asarray(manned) / np.asarray(slow, np.float64)  # x / inf is 0
+    return np.maximum(0.0, share - poisoned - _straggling_share(faults, num_nodes))
 
 
 def failure_slowdown(
     faults: Faults, found: tuple[Source, ...], tiers: tuple[SaveTier, ...], interval_seconds: float
 ) -> float:
-    """Wall over useful seconds with failures and saves alone, by the one- or two-level form.
+    """Wall over useful seconds with failures and saves alone, by the one- or two-level form."""
+    if sum(one.rate_per_second for one in found) == 0:
+        return 1 + sum(tier.stall_seconds / (interval_seconds * tier.every) for tier in tiers)
+    first = tiers[0]
+    second = tiers[1] if len(tiers) >= 2 else None
+    stall = first.stall_seconds if second else sum(tier.stall_seconds for tier in tiers if tier.every == first.every)
+    every = second.every // first.every if second else 1
+    return float(failure_slowdowns(faults, found, first, second, interval_seconds * first.every, every, stall))
+
+
+def failure_slowdowns(
+    faults: Faults,
+    found: tuple[Source, ...],
+    first: SaveTier,
+    second: SaveTier | None,
+    interval: Floats | float,
+    every: Floats | float,
+    stall: Floats | float,
+) -> Floats:
+    """The same over arrays of intervals and of saves to the first tier per save to the second; there are failures.
 
     What is manual or an outage stops the clock, so it adds to the restart without being hit by failures.
+
+    Args:
+        faults: how the job comes back.
+        found: what fails.
+        first: tier of every save; its own stall and multiple are not looked at.
+        second: a farther tier; None: all failures go back to the first.
+        interval: useful seconds between saves to the first tier.
+        every: saves to the first tier per save to the second.
+        stall: of a save to the first tier.
     """
     rate = sum(one.rate_per_second for one in found)
-    first = tiers[0]
-    stall = sum(tier.stall_seconds for tier in tiers if tier.every == first.every)
-    interval = interval_seconds * first.every
-    if rate == 0:
-        return 1 + sum(tier.stall_seconds / (interval_seconds * tier.every) for tier in tiers)
     stopped = rate * (faults.manual.share * faults.manual.takes_seconds if faults.manual else 0.0)
     stopped += sum(one.rate_per_second * one.outage_seconds for one in found)
     back = come_back_seconds(faults, found)
@@ -61,18 +96,21 @@ def failure_slowdown(
         return back + tier.load_seconds + tier.drain_seconds
 
     if faults.elastic is not None and faults.elastic.keeps_state:
-        return (1 + stall / interval) * math.exp(back * rate) + stopped
-    near = sum(one.rate_per_second for one in found if one.loss in first.survives and one.poisoned_seconds == 0)
-    if len(tiers) >= 2 and rate > near:
-        second = tiers[1]
-        every = second.every // first.every
-        stalls = (first.stall_seconds, second.stall_seconds)
-        exact = float(two_level_slowdown(interval, every, stalls, (near, rate - near), (ready(first), ready(second))))
+        return (1 + stall / np.asarray(interval)) * math.exp(back * rate) + stopped
+    near = near_rate(found, first)
+    if second is not None and rate > near:
+        stalls = (stall, second.stall_seconds)
+        exact = two_level_slowdown(interval, every, stalls, (near, rate - near), (ready(first), ready(second)))
     else:
-        exact = slowdown(interval, stall, 1 / rate, back + first.load_seconds, first.drain_seconds)
+        exact = slowdowns(interval, stall, 1 / rate, back + first.load_seconds, first.drain_seconds)
     if faults.clock == "operating":
-        exact *= (1 + back * rate) / math.exp(back * rate)
+        exact = exact * (1 + back * rate) / math.exp(back * rate)
     return exact + stopped
+
+
+def near_rate(found: tuple[Source, ...], tier: SaveTier) -> float:
+    """Failures per second after which the saves of a tier are still there and still good."""
+    return sum(one.rate_per_second for one in found if one.loss in tier.survives and one.poisoned_seconds == 0)
 
 
 def come_back_seconds(faults: Faults, found: tuple[Source, ...]) -> float:
@@ -99,7 +137,7 @@ def _straggling_share(faults: Faults, num_nodes: int) -> float:
     return straggler_loss(one.rate_per_second * num_nodes, one.speed, one.lasts_seconds, found, restart)
 
 
-def _manned_share(faults: Faults, found: tuple[Source, ...], num_nodes: int, replica_nodes: int) -> float:
+def manned_share(faults: Faults, found: tuple[Source, ...], num_nodes: int, replica_nodes: int) -> float:
     """Share of the time (or, elastic, of the replicas) for which there are nodes."""
     broken = [one for one in found if math.isfinite(one.repair_seconds) and one.lost_nodes]
     losses = sum(one.rate_per_second * one.lost_nodes for one in broken)

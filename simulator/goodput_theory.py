@@ -52,14 +52,24 @@ def slowdown(interval: float, stall: float, mtbf: float, restart: float, drain: 
     Daly's complete model; the drain of an asynchronous save counts as restart time, since a failure falls back to the
     last complete save. Valid for ``drain <= interval + stall``. Infinite where no progress can be expected.
     """
-    if interval <= 0 or mtbf <= 0:
-        return math.inf
-    if math.isinf(mtbf):
-        return 1 + stall / interval
-    exponent = (restart + drain) / mtbf + (interval + stall) / mtbf
-    if exponent > 700:
-        return math.inf
-    return mtbf * math.exp((restart + drain) / mtbf) * math.expm1((interval + stall) / mtbf) / interval
+    return float(slowdowns(interval, stall, mtbf, restart, drain))
+
+
+def slowdowns(
+    interval: Floats | float, stall: Floats | float, mtbf: float, restart: float, drain: float = 0.0
+) -> Floats:
+    """``slowdown`` over arrays of intervals and stalls."""
+    tau = np.asarray(interval, np.float64)
+    if mtbf <= 0:
+        return np.full(tau.shape, np.inf)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if math.isinf(mtbf):
+            found = 1 + stall / tau
+        else:
+            exponent = (restart + drain) / mtbf + (tau + stall) / mtbf
+            found = mtbf * np.exp((restart + drain) / mtbf) * np.expm1((tau + stall) / mtbf) / tau
+            found = np.where(exponent > 700, np.inf, found)
+    return np.where(tau > 0, found, np.inf)
 
 
 def expected_goodput(interval: float, stall: float, mtbf: float, restart: float, drain: float = 0.0) -> float:
@@ -70,7 +80,7 @@ def expected_goodput(interval: float, stall: float, mtbf: float, restart: float,
 def two_level_slowdown(
     interval: Floats | float,
     every: Floats | float,
-    stalls: tuple[float, float],
+    stalls: tuple[Floats | float, float],
     rates: tuple[float, float],
     restarts: tuple[float, float],
 ) -> Floats:

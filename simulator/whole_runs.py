@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from scenarios.layout import Layout
 from scenarios.operations import CheckpointMode
 from scenarios.scenario import Scenario
+from simulator.checkpoint_policy import policy_of
 from simulator.checkpoints import CheckpointPolicy, choose_interval
 from simulator.ensemble import Backend, simulate_runs
 from simulator.outcome import RunOutcome, StepTime, plain
@@ -40,6 +41,7 @@ def whole_run(
     step: StepTime | None = None,
     mode: CheckpointMode | None = None,
     interval_steps: int | None = None,
+    planned: Mapping[str, Any] | None = None,
 ) -> WholeRun:
     """Make a run of a scenario with this layout.
 
@@ -50,12 +52,16 @@ def whole_run(
         step: its parts, for the power of a node.
         mode: pins the checkpoints' mode.
         interval_steps: pins their interval.
+        planned: the ``checkpoint`` of a plan, whose policy and spares are taken as they are.
     """
+    if planned and scenario.faults.spares is None and planned.get("spares") is not None:
+        faults = scenario.faults.model_copy(update={"spares": planned["spares"]})
+        scenario = scenario.model_copy(update={"faults": faults})
     cluster, job, faults = scenario.cluster, scenario.job, scenario.faults
     nodes = math.ceil(layout.world_size / cluster.node.gpus_per_node)
     data = data_path(cluster, scenario.data, job.tokens_per_step / step_seconds, nodes)
     power = node_power(cluster, step, nodes)
-    policy = choose_interval(
+    policy = policy_of(planned or {}) or choose_interval(
         cluster,
         job,
         layout,
