@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
+from planner.placement import nodes_text
 from planner.plan import Plan, read_plan, write_plan
 from topologies.console import command, console, json_option, print_json, say, write_output
 from topologies.document import InputFile, to_json
@@ -26,6 +28,7 @@ OBJECTIVES = ("time", "cost", "goodput", "energy")
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the scenario: job.seq_length=4096."
 )
 @click.option("--objective", type=click.Choice(OBJECTIVES), help="What to minimise; default: as the scenario says.")
+@click.option("--exclude-nodes", metavar="NODES", help="Broken or reserved nodes: '3, 17-20', or names of the cluster.")
 @json_option
 def plan(
     scenario: str,
@@ -34,6 +37,7 @@ def plan(
     pins: tuple[str, ...],
     overrides: tuple[str, ...],
     objective: str | None,
+    exclude_nodes: str | None,
     as_json: bool,
 ) -> None:
     """Choose the layout for SCENARIO, the name of a shipped scenario or a path."""
@@ -44,6 +48,7 @@ def plan(
 
     inputs: list[InputFile] = []
     changes = [*overrides, *([f"objective={objective}"] if objective else [])]
+    changes += [f"exclude_nodes={json.dumps(exclude_nodes)}"] if exclude_nodes else []
     asked = load_scenario(scenario, overrides=changes, inputs=inputs)
     made = make_plan(asked, pins=parse_pins(pins, scenario_pins(asked)), top=top, inputs=inputs)
     if output == "-":
@@ -202,7 +207,7 @@ def _summary(made: Plan) -> list[tuple[str, str]]:
     band = f"{predicted['step_seconds_low']:.4g} to {predicted['step_seconds_high']:.4g}"
     rows = [
         ("layout", f"{made.layout.label()}, micro-batches: {made.layout.num_microbatches(made.scenario.job)}"),
-        ("GPUs", f"{made.layout.world_size:,}, nodes: {made.placement['nodes']:,}"),
+        ("GPUs", f"{made.layout.world_size:,} on {nodes_text(made.placement)}"),
         ("step", f"{predicted['step_seconds']:.4g} s ({band} s with 80 % probability)"),
         ("speed", f"{_percent(predicted['mfu'])} MFU, {predicted['tflops_per_gpu']:.4g} TFLOP/s and "
          f"{predicted['tokens_per_second_per_gpu']:.4g} tokens/s per GPU"),
@@ -213,6 +218,7 @@ def _summary(made: Plan) -> list[tuple[str, str]]:
          f"{format_quantity(checkpoint['bytes'], 'bytes')} to {', '.join(checkpoint['tiers']) or 'no stated storage'}"),
         ("goodput", f"{predicted['goodput']:.2%} of the wall time, expected"),
     ]  # fmt: skip
+    rows += _uplinks(made.placement.get("uplinks"))
     if predicted.get("spares") is not None:
         rows.append(("spares", f"{predicted['spares']} nodes: {checkpoint['spares_reason']}"))
     if days:
@@ -225,6 +231,18 @@ def _summary(made: Plan) -> list[tuple[str, str]]:
     if energy is not None:
         rows.append(("energy", f"{energy:,.0f} kWh" if energy >= 100 else f"{energy:.3g} kWh"))
     return rows
+
+
+def _uplinks(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if not found:
+        return []
+    saved = found["saved_bytes"] / max(found["rank_order_bytes"], 1.0)
+    told = (
+        f"{format_quantity(found['bytes'], 'bytes')} of a step leave the {found['level']} units of "
+        f"{found['unit_nodes']} nodes, {saved:.1%} less than in rank order; no placement sends less than "
+        f"{format_quantity(found['bound_bytes'], 'bytes')}"
+    )
+    return [("uplinks", told)]
 
 
 def _answer(made: Plan) -> str:

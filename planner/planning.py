@@ -12,6 +12,7 @@ from planner.candidates import Candidates, legal_layouts
 from planner.judging import Judged, judge
 from planner.notes import notes
 from planner.outlook import Outlook, promise
+from planner.placement import arranged, healthy
 from planner.plan import Plan
 from planner.pricing import Priced, price, times
 from planner.question import Question
@@ -49,6 +50,7 @@ def plan(
         Infeasible: no layout keeps all rules, or none fits in memory; the nearest miss is named.
     """
     started = time.perf_counter()
+    asked, scenario = scenario, healthy(scenario)
     fixed = {**scenario_pins(scenario), **(pins or {})}
     question, found = enumerate_layouts(scenario, fixed)
     priced = price(scenario, question, found)
@@ -60,9 +62,9 @@ def plan(
     smaller = with_idle_gpus(scenario, best) if question.all_gpus and not fixed else []
     alternatives = [*unpinned, *smaller, *rivals(scenario, priced, judged, top)]
     return Plan(
-        scenario=scenario,
+        scenario=asked,
         layout=best.layout,
-        placement=best.placement.as_json(),
+        placement=arranged(asked, best.layout).as_json(),
         checkpoint=best.checkpoint.as_json(),
         predicted=promise(best) | {"notes": notes(question, best.layout, best.placement)},
         alternatives=alternatives[:top],

@@ -40,6 +40,9 @@ class Scenario(FileDocument):
     spare_nodes: Literal["beside", "inside"] = "beside"
     """Where spares come from while ``faults.spares`` leaves their number open: beside the cluster, as many as pay; or
     inside, the nodes that the job leaves idle (with ``allow: [fewer-gpus]`` the planner weighs them against work)."""
+    exclude_nodes: str = ""
+    """Broken or reserved nodes, as numbers and ranges (``3, 17-20``, the first node is 0) or names of the cluster;
+    the planner may then leave further GPUs idle."""
     objective: Literal["time", "cost", "goodput", "energy"] = "time"
     allow: tuple[Allowance, ...] = ()
     """What layouts may do beyond the usual."""

@@ -157,6 +157,10 @@ class Cluster(FileDocument):
     """
 
     pools: tuple[Pool, ...] = Field(min_length=1)
+    node_names: str = ""
+    """Host list of all nodes in the order of the pools (``gpu[000-127]``), neighbours in the fabric side by side.
+
+    Empty: nodes are known by number only."""
     fabric: Fabric = Fabric(kind="none")
     storage: tuple[Storage, ...] = ()
     storage_network: StorageNetwork | None = None

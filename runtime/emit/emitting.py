@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from planner.plan import Plan
@@ -83,6 +83,11 @@ def emit_plan(plan: Plan, target: str, output: Path, wishes: Wishes) -> tuple[La
         raise InputError("is for slurm only", hint="leave it out", file="--sbatch")
     elif target in CLUSTERS:
         pods = Pods(image=wishes.image, claim=wishes.claim, vendor=plan.scenario.cluster.gpu.vendor)
+        if launch.hosts:
+            order = (
+                "the scheduler places the pods: neither the plan's order of nodes nor what it leaves out is told to it"
+            )
+            launch = replace(launch, notes=(*launch.notes, order))
         files = kubernetes_files(launch, target, pods)
     else:
         files = torchrun_files(launch, bin_directory=wishes.bin_directory)

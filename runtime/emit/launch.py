@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from planner.placement import group_spans, place
+from planner.placement import group_spans, nodes_text, place
 from planner.plan import Plan
 from topologies.errors import InputError
+from topologies.numbering import node_names
 
 CHECKPOINT_LEAD_SECONDS = 300
 """Before its time limit a job is told to save: five minutes, the usual ``--signal=B:USR1@300``."""
@@ -51,6 +52,10 @@ class Launch:
     program: Program
     environment: dict[str, str]
     notes: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
+    """Names of the plan's nodes in the order of ranks; empty: the cluster has no names."""
+    left_out: tuple[str, ...] = ()
+    """Names of nodes that the job must not have."""
     max_restarts: int = MAX_RESTARTS
     lead_seconds: int = CHECKPOINT_LEAD_SECONDS
 
@@ -83,6 +88,7 @@ def describe(plan: Plan, program: Program, *, directory: str, variables: dict[st
             hint="choose a layout whose ranks are a multiple",
             key="layout",
         )
+    hosts, left_out, unnamed = _chosen_nodes(plan)
     on_gpu = cluster.gpu.architecture != "cpu"
     launch = Launch(
         name=plan.scenario.name,
@@ -95,13 +101,28 @@ def describe(plan: Plan, program: Program, *, directory: str, variables: dict[st
         directory=directory,
         program=program,
         environment=program.environment | variables,
-        notes=program.notes,
+        notes=(*program.notes, *unnamed),
+        hosts=hosts,
+        left_out=left_out,
         max_restarts=restarts,
     )
     if tuple(layout.rank_order) != ("tp", "cp", "ep", "dp", "pp") and program.trainer in ("torchtitan", "deepspeed"):
         order = " ".join(layout.rank_order)
         return replace(launch, notes=(*launch.notes, f"the plan's rank order {order} is not {program.trainer}'s own"))
     return launch
+
+
+def _chosen_nodes(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Names of the nodes in rank order and of those left out; without names a note on the numbers, if they matter."""
+    numbers, gone = (plan.placement.get(key) or [] for key in ("node_numbers", "excluded_nodes"))
+    names = node_names(plan.scenario.cluster)
+    if names:
+        return tuple(names[number] for number in numbers), tuple(names[number] for number in gone), ()
+    in_order = numbers == list(range(len(numbers)))
+    told = (
+        () if in_order and not gone else (f"the plan takes {nodes_text(plan.placement)}; give the cluster node_names",)
+    )
+    return (), (), told
 
 
 def segment_nodes(plan: Plan) -> int | None:

@@ -12,6 +12,8 @@ from runtime.emit.scripts import render
 from runtime.emit.shell import job_name
 from topologies.errors import InputError
 
+HOSTS = "hosts.txt"
+"""The plan's nodes, one a line, in the order of ranks."""
 OURS = (
     "nodes",
     "ntasks",
@@ -44,6 +46,7 @@ def slurm_files(
     asked = [sbatch_option(option) for option in options]
     resources = [f"--gpus-per-node={launch.gpus_per_node}"] if launch.gpus_per_node else []
     resources += [] if launch.gpus_per_node else [f"--cpus-per-task={launch.ranks_per_node}"]
+    resources += [f"--exclude={','.join(launch.left_out)}"] if launch.left_out else []
     usable = sbatch_knows("--segment") if segment is None else segment
     script = render(
         "job.sbatch.j2",
@@ -55,7 +58,8 @@ def slurm_files(
         segment=launch.segment,
         segment_usable=usable,
     )
-    return {"job.sbatch": script, **launch.program.files}
+    hosts = {HOSTS: "\n".join(launch.hosts) + "\n"} if launch.hosts else {}
+    return {"job.sbatch": script, **hosts, **launch.program.files}
 
 
 def sbatch_option(option: str) -> str:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from emit_plans import HOSTILE, large_plan, tiny_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.plan import Plan
 from runtime.emit.emitting import Wishes, emit_plan
 from runtime.emit.launch import segment_nodes
 from runtime.emit.shell import comment, environment, job_name, word
@@ -82,6 +84,33 @@ def test_every_option_is_in_the_manual_page_of_its_command(facts: Facts) -> None
             words = line.split(f"{command} ", 1)
             if len(words) == 2 and not line.lstrip().startswith("#"):
                 assert set(re.findall(r"--([a-z][a-z-]*)", words[1])) <= known[command], line
+
+
+def with_nodes(plan: Plan, names: str, numbers: list[int], excluded: list[int]) -> Plan:
+    cluster = plan.scenario.cluster.model_copy(update={"node_names": names})
+    placed = {"nodes": len(numbers), "node_numbers": numbers, "excluded_nodes": excluded}
+    return replace(plan, scenario=plan.scenario.model_copy(update={"cluster": cluster}), placement=placed)
+
+
+def test_the_plans_nodes_and_their_order_reach_slurm(facts: Facts) -> None:
+    plan = with_nodes(tiny_plan(2), "n[1-4]", [3, 1], [0, 2])
+    _, files = emit_plan(plan, "slurm", Path("/shared/job"), Wishes(steps=20))
+    text, known = files["job.sbatch"], facts("slurm_options")
+    checked_by_bash(text)
+    assert files["hosts.txt"] == "n4\nn2\n"
+    assert directives(text)["exclude"] == "n1,n3"
+    assert "\n##SBATCH --nodelist=/shared/job/hosts.txt\n" in text
+    assert "nodelist" in known["sbatch"].split()
+    (started,) = [line for line in text.splitlines() if line.startswith("srun ")]
+    assert set(re.findall(r"--([a-z][a-z-]*)", started)) <= set(known["srun"].split())
+    by_hand = emit_plan(plan, "torchrun", Path("/shared/job"), Wishes(steps=20))[1]
+    assert by_hand["hosts.txt"] == files["hosts.txt"]
+
+
+def test_without_names_the_numbers_are_told_where_they_matter() -> None:
+    plan = with_nodes(tiny_plan(2), "", [0, 1], [])
+    assert "the plan takes" not in script(plan=plan)
+    assert "the plan takes nodes 1, 3; left out: 0" in script(plan=with_nodes(tiny_plan(2), "", [3, 1], [0]))
 
 
 def test_torchrun_knows_the_options() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,24 @@ def test_every_node_gets_its_words_as_they_are(slurm: SlurmCluster, tmp_path: Pa
     assert 20000 <= int(ports[0]) < 32000
     assert slurm.job(job)["JobName"] == "it-s-touch-tmp-owned-id-x-rm-rf-SBATCH-uid-0-7-7"
     assert not Path("/tmp/owned").exists()
+
+
+def test_ranks_follow_the_plans_nodes_and_broken_ones_are_left_out(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Without n1 and n3 the job gets n2 and n4; the plan has rank 0 on n4."""
+    fake = stand_in(tmp_path / "bin", 'printf "on %s: " "$SLURMD_NODENAME"; printf " <%s>" "$@"; echo')
+    plan = tiny_plan(2)
+    named = plan.scenario.cluster.model_copy(update={"node_names": "n[1-4]"})
+    plan = replace(
+        plan,
+        scenario=plan.scenario.model_copy(update={"cluster": named}),
+        placement={"nodes": 2, "node_numbers": [3, 1], "excluded_nodes": [0, 2]},
+    )
+    _, files = emit_plan(plan, "slurm", tmp_path / "job", Wishes(bin_directory=fake))
+    write_files(files, tmp_path / "job")
+    job = slurm.submit(tmp_path / "job" / "job.sbatch")
+    assert until_ended(slurm, job, 20) == "COMPLETED"
+    ranks = dict(re.findall(r"on (n\d): .*<--node-rank=(\d)>", printed(slurm, job)))
+    assert ranks == {"n4": "0", "n2": "1"}
 
 
 def test_gang_starts_whole_or_not_at_all(slurm: SlurmCluster, tmp_path: Path) -> None:
