@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from planner.question import Question
 from planner.rules import RULES, Broken, Rule, stages_rule
 from scenarios.layout import RECOMPUTES, SCHEDULES, SHARDINGS
-from simulator.arrays import LayoutArrays
+from simulator.arrays import SHARED, LayoutArrays
 
 AXES = (
     "pp", "tp", "cp", "dp", "micro_batch_size", "ep", "etp", "schedule", "vpp", "sharding", "recompute",
@@ -64,7 +64,8 @@ def legal_layouts(question: Question, pins: dict[str, Any] | None = None) -> Can
     if pins.get("stages"):
         rules.append(stages_rule(tuple(pins["stages"])))
     search = _Search()
-    rows = _apply([rule for rule in rules if not rule.axes], question, _rows({}, 1), search)
+    shared = {name: pins[name] for name in SHARED if pins.get(name)}
+    rows = _apply([rule for rule in rules if not rule.axes], question, _rows({}, 1, shared), search)
     columns: dict[str, Ints] = {}
     for position, axis in enumerate(AXES):
         if not len(rows):
@@ -72,10 +73,8 @@ def legal_layouts(question: Question, pins: dict[str, Any] | None = None) -> Can
         columns = _extended(columns, len(rows), axis, _values(axis, rows, question, pinned))
         chosen = set(AXES[: position + 1])
         due = [rule for rule in rules if axis in rule.axes and chosen.issuperset(rule.axes)]
-        rows = _apply(due, question, _rows(columns, len(columns[axis])), search)
+        rows = _apply(due, question, _rows(columns, len(columns[axis]), shared), search)
         columns = {name: getattr(rows, name) for name in columns}
-    if pins.get("rank_order"):
-        rows = replace(rows, rank_order=tuple(pins["rank_order"]))
     emptied_by = () if len(rows) else search.last
     return Candidates(layouts=rows, rejected=dict(search.rejected), examples=search.examples, emptied_by=emptied_by)
 
@@ -162,11 +161,11 @@ def _extended(columns: dict[str, Ints], count: int, axis: str, values: Ints) -> 
     return extended if given.all() else {name: column[given] for name, column in extended.items()}
 
 
-def _rows(columns: dict[str, Ints], count: int) -> LayoutArrays:
+def _rows(columns: dict[str, Ints], count: int, shared: dict[str, Any]) -> LayoutArrays:
     """Layouts with the axes chosen so far; the others stand at their neutral value without taking memory."""
     values: dict[str, Any] = dict.fromkeys(AXES, 1) | {"sharding": 0, "recompute": 0, "sequence_parallel": False}
     neutral: dict[str, Any] = {axis: np.broadcast_to(value, count) for axis, value in values.items()}
-    return LayoutArrays(**(neutral | columns))
+    return LayoutArrays(**(neutral | columns | shared))
 
 
 def _apply(rules: list[Rule], question: Question, rows: LayoutArrays, search: _Search) -> LayoutArrays:

@@ -17,7 +17,7 @@ from scenarios.layout import SCHEDULES, SHARDINGS, Layout, Stage
 from simulator.arrays import LayoutArrays
 
 Bools = npt.NDArray[np.bool_]
-GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPE = range(len(SCHEDULES))
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPE, ZB_H2 = range(len(SCHEDULES))
 ZERO2 = SHARDINGS.index("zero2")
 
 
@@ -275,6 +275,24 @@ RULES: tuple[Rule, ...] = (
         lambda q, x: f"the interleaved schedule needs micro-batches in rounds of pp: {_left(_count(q, x), x.pp)}",
     ),
     Rule(
+        "microbatches_of_zb_h2",
+        ("pp", "dp", "micro_batch_size", "schedule"),
+        lambda q, x: (x.schedule != ZB_H2) | (_microbatches(q, x) >= 2 * x.pp - 1),
+        lambda q, x: f"zb-h2 needs 2 x pp - 1 = {2 * x.pp - 1} micro-batches, there are {_count(q, x)}",
+    ),
+    Rule(
+        "copies_of_shards",
+        ("dp",),
+        lambda _, x: x.dp % x.dp_replicate == 0,
+        lambda _, x: f"dp {x.dp} does not divide into dp_replicate groups",
+    ),
+    Rule(
+        "heads_over_cp",
+        ("tp", "cp"),
+        lambda q, x: _splits(q.heads, x.tp * x.cp) if x.cp_comm == "all-to-all" else np.ones(len(x), dtype=bool),
+        lambda q, x: f"cp_comm all-to-all gives whole heads to tp x cp ranks ({_lefts(q.heads, x.tp * x.cp)})",
+    ),
+    Rule(
         "two_microbatches_per_stage",
         ("pp", "dp", "micro_batch_size", "schedule"),
         lambda q, x: (x.schedule != DUALPIPE) | (_microbatches(q, x) >= 2 * x.pp),
@@ -314,10 +332,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "split_backward",
         ("schedule",),
-        lambda q, x: q.allows("zero-bubble") | (x.schedule <= INTERLEAVED),
+        lambda q, x: (x.schedule <= INTERLEAVED) | (q.allows("zero-bubble") & (x.schedule != ZB_H2)),
         lambda _, x: (
-            f"{x.schedule} splits the backward pass, which few trainers offer; 'allow: [zero-bubble]' in the scenario, "
-            f"or --pin schedule={x.schedule}, permits it"
+            f"{x.schedule} splits the backward pass, which few trainers offer; "
+            + ("" if x.schedule == "zb-h2" else "'allow: [zero-bubble]' in the scenario, or ")
+            + f"--pin schedule={x.schedule} permits it"
         ),
         redundant=True,
     ),

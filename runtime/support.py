@@ -19,7 +19,8 @@ def check_runnable(job: Job, layout: Layout) -> None:
     Raises:
         InputError: names the part of the model, job or layout that this runtime does not execute, and what to do.
     """
-    for reasons in (model_reasons(job.model, job.seq_length), job_reasons(job), layout_reasons(job, layout)):
+    known = (model_reasons(job.model, job.seq_length), job_reasons(job), layout_reasons(job, layout))
+    for reasons in (*known, copies_reasons(layout)):
         for key, reason, hint in reasons:
             raise InputError(f"this plan cannot run here: {reason}", hint=hint, key=key)
 
@@ -100,6 +101,14 @@ def layout_reasons(job: Job, layout: Layout) -> Iterator[Reason]:
         return
     yield from _tensor_reasons(job, layout)
     yield from _pipeline_reasons(job, layout)
+
+
+def copies_reasons(layout: Layout) -> Iterator[Reason]:
+    """Say what is only predicted so far: copies of shards, and ZB-H2."""
+    if layout.dp_replicate > 1:
+        yield "layout.dp_replicate", f"{layout.dp_replicate} copies of the shards are not executed", "set it to 1"
+    if layout.pp > 1 and layout.schedule == "zb-h2":
+        yield "layout.schedule", "zb-h2 is not executed", "use zb-h1, zbv or 1f1b"
 
 
 def _tensor_reasons(job: Job, layout: Layout) -> Iterator[Reason]:

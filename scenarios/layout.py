@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 Axis = Literal["tp", "cp", "ep", "dp", "pp"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "zb-h2"]
+ContextExchange = Literal["ring", "all-gather", "all-to-all"]
 Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal[
     "core_attn", "layernorm", "act", "mla_up_proj", "mlp", "moe", "shared_experts", "half_of_matmuls"
@@ -22,7 +23,7 @@ RecomputeModule = Literal[
 every second matrix multiplication and everything that is not one."""
 
 SHARDINGS: tuple[Sharding, ...] = ("none", "zero1", "zero2", "zero3")
-SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe")
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "zb-h2")
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
@@ -75,6 +76,12 @@ class Layout(Document):
     """Virtual stages (model chunks) per pipeline rank."""
     micro_batch_size: int = Field(default=1, ge=1)
     """Sequences of one micro-batch of one replica."""
+    dp_replicate: int = Field(default=1, ge=1)
+    """Groups of dp replicas that hold a copy each of what is sharded (HSDP): shards lie over dp / dp_replicate."""
+    cp_comm: ContextExchange = "ring"
+    """How the ranks of a cp group attend to the whole sequence: keys and values travel from rank to rank beside the
+    computation (Liu et al. 2023), or are gathered before it (Llama 3), or heads are exchanged for tokens (Ulysses,
+    Jacobs et al. 2023)."""
     sequence_parallel: bool = False
     """Norms and residuals split along the sequence inside the tp group (Korthikanti et al. 2022)."""
     optimizer_sharding: Sharding = "zero1"
@@ -86,6 +93,12 @@ class Layout(Document):
     stages: tuple[Stage, ...] = ()
     rank_order: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
     """Axes from the fastest-varying rank index to the slowest."""
+
+    @model_validator(mode="after")
+    def _replicas_divide(self) -> Layout:
+        if self.dp % self.dp_replicate:
+            raise ValueError(f"dp {self.dp} does not divide into dp_replicate {self.dp_replicate} groups")
+        return self
 
     @property
     def world_size(self) -> int:
@@ -118,6 +131,8 @@ class Layout(Document):
             if getattr(self, axis) > 1
         ]
         words = [*(degrees or ["DP1"]), *(["SP"] if self.sequence_parallel else []), self.optimizer_sharding]
+        words += [f"x{self.dp_replicate} copies"] if self.dp_replicate > 1 else []
+        words += [f"cp-{self.cp_comm}"] if self.cp > 1 and self.cp_comm != "ring" else []
         words += [self.schedule] if self.pp > 1 else []
         words += [f"recompute-{self.recompute}"] if self.recompute != "none" else []
         return " ".join([*words, f"mb{self.micro_batch_size}"])

@@ -170,8 +170,8 @@ def live_microbatches(layouts: LayoutArrays, rank: Floats, num_microbatches: Flo
 
     ``rank`` has shape (layouts, ranks), and so has each result. Closed forms of the op orders: gpipe all; 1f1b
     ``pp - rank``; interleaved ``2 (pp - rank - 1) + (vpp - 1) pp + 1`` chunk passes, the last chunk filled last; zb-h1
-    ``pp``, because weight gradients come late; zbv ``2 pp`` and dualpipe ``2 pp + 1`` chunks, or ``pp + 1`` stages of
-    which every rank has two.
+    ``pp`` and zb-h2 ``2 pp - 1``, because weight gradients come late; zbv ``2 pp`` and dualpipe ``2 pp + 1`` chunks, or
+    ``pp + 1`` stages of which every rank has two.
     """
     m, pp, v = num_microbatches[:, None], layouts.pp[:, None], layouts.vpp[:, None]
     code = layouts.schedule[:, None]
@@ -187,6 +187,7 @@ def live_microbatches(layouts: LayoutArrays, rank: Floats, num_microbatches: Flo
         first = np.where(chunked, np.minimum(passes, pp) + again, first)
         middle = np.where(v > 2, np.clip(passes - pp, 0, pp), none)
         last = np.where(chunked, np.clip(passes - (v - 1) * pp, 0, pp), none)
+    first = np.where(code == SCHEDULES.index("zb-h2"), np.minimum(m, 2 * pp - 1), first)
     if np.any(code >= zbv):
         vee, dual = (code == zbv) & (v == 2), (code == dualpipe) & (pp > 1)
         first = np.where(vee, np.minimum(m, 2 * pp - rank - 1), np.where(dual & (v == 2), 2 * pp - rank, first))

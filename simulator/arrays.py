@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scenarios.job import Job
-from scenarios.layout import RECOMPUTES, SCHEDULES, SHARDINGS, Axis, Layout, RecomputeModule
+from scenarios.layout import RECOMPUTES, SCHEDULES, SHARDINGS, Axis, ContextExchange, Layout, RecomputeModule
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -22,7 +22,7 @@ DEGREES = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch_size")
 CHUNK_ROWS = 32_768
 """Rows of one pass over a large space: its arrays stay in the caches of a core."""
 
-SHARED = ("rank_order", "recompute_modules")
+SHARED = ("rank_order", "recompute_modules", "dp_replicate", "cp_comm")
 """Fields that all rows of a LayoutArrays have in common."""
 
 DEFAULT_RANK_ORDER: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
@@ -33,7 +33,7 @@ class LayoutArrays:
     """Layouts as arrays of equal length, one row each; the stages are always split by the uniform rule.
 
     ``sharding``, ``schedule`` and ``recompute`` are indices into SHARDINGS, SCHEDULES and RECOMPUTES. All rows share
-    ``rank_order`` and the same ``recompute_modules``.
+    ``rank_order``, ``recompute_modules``, ``dp_replicate`` and ``cp_comm``.
     """
 
     tp: Ints
@@ -50,18 +50,19 @@ class LayoutArrays:
     recompute: Ints
     rank_order: tuple[Axis, ...] = DEFAULT_RANK_ORDER
     recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
+    dp_replicate: int = 1
+    cp_comm: ContextExchange = "ring"
 
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> LayoutArrays:
         """Lay layouts side by side; their explicit stages are left behind.
 
         Raises:
-            ValueError: no layouts, or different rank orders.
+            ValueError: no layouts, or layouts that differ in what the rows of an array share.
         """
-        orders = {(layout.rank_order, layout.recompute_modules) for layout in layouts}
-        if len(orders) != 1:
-            raise ValueError(f"layouts of one array share one rank order and recompute modules, found {len(orders)}")
-        ((rank_order, modules),) = orders
+        shared = {tuple(getattr(layout, name) for name in SHARED) for layout in layouts}
+        if len(shared) != 1:
+            raise ValueError(f"layouts of one array share their {', '.join(SHARED)}; found {len(shared)} combinations")
         columns: dict[str, Any] = {
             name: np.array([getattr(layout, name) for layout in layouts], dtype=np.int64) for name in DEGREES
         }
@@ -71,8 +72,7 @@ class LayoutArrays:
             sharding=np.array([SHARDINGS.index(layout.optimizer_sharding) for layout in layouts], dtype=np.int64),
             schedule=np.array([SCHEDULES.index(layout.schedule) for layout in layouts], dtype=np.int64),
             recompute=np.array([RECOMPUTES.index(layout.recompute) for layout in layouts], dtype=np.int64),
-            rank_order=rank_order,
-            recompute_modules=modules,
+            **dict(zip(SHARED, next(iter(shared)), strict=True)),
         )
 
     def __len__(self) -> int:
@@ -87,8 +87,7 @@ class LayoutArrays:
             optimizer_sharding=SHARDINGS[self.sharding[index]],
             schedule=SCHEDULES[self.schedule[index]],
             recompute=RECOMPUTES[self.recompute[index]],
-            rank_order=self.rank_order,
-            recompute_modules=self.recompute_modules,
+            **{name: getattr(self, name) for name in SHARED},
         )
 
     def take(self, rows: Ints | Bools | slice) -> LayoutArrays:

@@ -133,6 +133,11 @@ def mixer_elements(mixer: Mixer, tokens: Floats, tp: Floats) -> Floats:
     return tokens * heads_per_rank(mixer, tp) * mixer.head_dim
 
 
+def core_elements(mixer: Attention | Mla, tokens: Floats, tp: Floats) -> Floats:
+    """Outputs of the attention core on one rank."""
+    return tokens * mixer.heads * head_sizes(mixer)[1] / tp
+
+
 def key_value_elements(mixer: Mixer, tokens: Floats, tp: Floats) -> Floats:
     """Keys and values of one rank's heads for ``tokens`` tokens: what context parallelism exchanges."""
     if isinstance(mixer, Mamba):

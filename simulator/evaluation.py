@@ -108,6 +108,7 @@ def evaluate(
             share,
             layouts.recompute if column.recompute is None else np.full(len(layouts), column.recompute),
             layouts.recompute_modules,
+            layouts.cp_comm,
         )
         for column in tables.columns
     )
@@ -210,7 +211,8 @@ def _end_seconds(rate: Rates, job: Job, share: Shares, last: LayerTimes) -> tupl
 def bubble_share(layouts: LayoutArrays, times: tuple[LayerTimes, ...], layers: Floats, micro: Floats) -> Floats:
     """Share of the 1F1B ramp (all stages but the slowest, over vpp) that a schedule leaves idle.
 
-    With F forward, B input gradient and W weight gradient: ZB-H1 F + B - W (Qi et al. 2024, table 1); ZB-V a hop of
+    With F forward, B input gradient and W weight gradient: ZB-H1 F + B - W, ZB-H2 F + B - 2 W (Qi et al. 2024, table 1;
+    the optimizer's check comes after the update, so that ranks need not end a step together); ZB-V a hop of
     max(F, B) per stage between, and while micro-batches are fewer than 2 pp - 1 also what their latency exceeds the
     work by (found by playing its order); DualPipe forward + 2 x whole backward - 3 W (DeepSeek-V3 report, table 2,
     without gain from its overlap), for half of the pipeline where it runs both ways.
@@ -224,12 +226,13 @@ def bubble_share(layouts: LayoutArrays, times: tuple[LayerTimes, ...], layers: F
     )
     backward = total - forward
     h1 = np.maximum(total - 2.0 * weight, forward) / total
+    h2 = np.maximum(total - 3.0 * weight, 0.0) / total
     vee = np.maximum(forward, backward - weight) / total
     latency = 2.0 * (layouts.pp * backward - (backward - weight) - micro * weight)
     vee = np.maximum(vee, latency / (np.maximum(layouts.pp - 1, 1) * total))
     dual = np.maximum(total + backward - 3.0 * weight, 0.0) / total
     pp = np.maximum(layouts.pp, 2)
     dual = np.where(layouts.vpp == 1, dual * np.maximum(pp / 2.0 - 1.0, 0.0) / (pp - 1.0), dual)
-    for name, left in (("zb-h1", h1), ("zbv", vee), ("dualpipe", dual)):
+    for name, left in (("zb-h1", h1), ("zb-h2", h2), ("zbv", vee), ("dualpipe", dual)):
         share = np.where(layouts.schedule == SCHEDULES.index(name), left, share)
     return share

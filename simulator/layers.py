@@ -7,10 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from scenarios.job import Job
-from scenarios.layout import RECOMPUTES, SHARDINGS, RecomputeModule
+from scenarios.layout import RECOMPUTES, SHARDINGS, ContextExchange, RecomputeModule
 from scenarios.model import Attention, Layer, Mamba, Mla, Mlp, Moe
 from simulator.arrays import Bools, Floats, Ints, LayoutArrays
-from simulator.attention import core_seconds, head_sizes, key_value_elements, mixer_elements, projection_seconds
+from simulator.attention import (
+    core_elements,
+    core_seconds,
+    head_sizes,
+    key_value_elements,
+    mixer_elements,
+    projection_seconds,
+)
 from simulator.compute import (
     Rates,
     accumulate_seconds,
@@ -28,7 +35,14 @@ from simulator.moe import (
     moe_host_seconds,
     permute_seconds,
 )
-from simulator.traffic import Ranks, cp_seconds, ep_seconds, tp_regather_seconds, tp_seconds
+from simulator.traffic import (
+    Ranks,
+    cp_seconds,
+    ep_seconds,
+    head_exchange_seconds,
+    tp_regather_seconds,
+    tp_seconds,
+)
 
 SELECTIVE, FULL = RECOMPUTES.index("selective"), RECOMPUTES.index("full")
 ZERO1, ZERO2, ZERO3 = (SHARDINGS.index(name) for name in ("zero1", "zero2", "zero3"))
@@ -137,6 +151,7 @@ def layer_times(
     share: Shares,
     recompute: Ints,
     modules: tuple[RecomputeModule, ...] = ("core_attn",),
+    cp_comm_kind: ContextExchange = "ring",
 ) -> LayerTimes:
     """Time one layer: GEMMs, attention core, memory-bound operations, casts, recompute, host, then its traffic.
 
@@ -206,15 +221,16 @@ def layer_times(
     tp_comm = tp_exposed * (tp_one * (1.0 + full) + gathers) + tp_backward * (tp_one - gathers + regather)
     cp_comm = zero
     if mixer is not None and not isinstance(mixer, Mamba):
-        exchanged = element * key_value_elements(mixer, share.batch * job.seq_length, tp)
-        cp_comm = software.exposed_cp * 3.0 * cp_seconds(net, ranks, exchanged)
+        cp_comm = _context_seconds(rates, net, job, mixer, share, cp_comm_kind, full)
     ep_comm = zero
     if isinstance(ffn, Moe):
         routed = element * hidden * ffn.top_k * tokens / tp
         one = ep_seconds(net, ranks, routed, ffn.top_k, software.deduplicates)
         twice = np.where((recompute == SELECTIVE) & ("moe" in modules), 1.0, full)
         ep_comm = software.exposed_ep * software.moe_release * (4.0 + 2.0 * twice) * one
-    forward_comm = tp_exposed * tp_one + cp_comm / 3.0 + ep_comm / (2.0 + full)
+    forward_comm = (
+        tp_exposed * tp_one + cp_comm / ((3.0 if cp_comm_kind == "ring" else 2.0) + full) + ep_comm / (2.0 + full)
+    )
     return LayerTimes(
         gemm=gemm,
         gemm_backward=gemm_backward,
@@ -230,6 +246,24 @@ def layer_times(
         ep_comm=ep_comm,
         forward_comm=forward_comm,
     )
+
+
+def _context_seconds(
+    rates: Rates, net: Links, job: Job, mixer: Attention | Mla, share: Shares, kind: ContextExchange, full: Bools
+) -> Floats:
+    """Exposed traffic of context parallelism, forward and backward.
+
+    A ring hides most of its hops behind blocks of attention and sends gradients beside keys and values in the backward.
+    Gathers of keys and values are waited for, and so are the reductions of their gradients (Llama 3, section 3.3.2);
+    likewise the exchanges of heads, which the backward makes for gradients. Full recompute repeats the forward's part.
+    """
+    ranks, element = share.ranks, rates.element_bytes
+    if kind == "all-to-all":
+        kept = element * (mixer_elements(mixer, share.tokens, ranks.tp) + core_elements(mixer, share.tokens, ranks.tp))
+        return (2.0 + full) * head_exchange_seconds(net, ranks, kept)
+    exchanged = element * key_value_elements(mixer, share.batch * job.seq_length, ranks.tp)
+    exposed = rates.software.exposed_cp * (3.0 + full) if kind == "ring" else 2.0 + full
+    return exposed * cp_seconds(net, ranks, exchanged)
 
 
 def selective_seconds(

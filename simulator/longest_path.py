@@ -127,6 +127,17 @@ def end_seconds(graph: OpGraph, seconds: Sequence[float], hop: float | Sequence[
     return end[:-1]
 
 
+def busiest_span(graph: OpGraph, seconds: Sequence[float], ends: Sequence[float]) -> float:
+    """Return the longest time from the first to the last op of one rank.
+
+    What a step takes where ranks go on to the next one without waiting for each other, as ZB-H2 does (Qi et al. 2024,
+    section 4: the optimizer's check is made afterwards).
+    """
+    last = {rank: i for i, rank in enumerate(graph.ranks)}
+    first = {rank: i for i, rank in reversed(list(enumerate(graph.ranks)))}
+    return max(ends[last[rank]] - ends[first[rank]] + seconds[first[rank]] for rank in last)
+
+
 def boundary(sender: Op) -> int:
     """Return the stage boundary that the result of an op crosses."""
     return sender.stage if sender.kind == "F" else sender.stage - 1

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from scenarios.layout import Layout, RecomputeModule, Schedule, Sharding, Stage
+from scenarios.layout import ContextExchange, Layout, RecomputeModule, Schedule, Sharding, Stage
 from scenarios.model import ModelSpec, Moe
 from simulator.published import PublishedRun
 from simulator.stages import stage_layers
@@ -16,6 +16,7 @@ SCHEDULE_WORDS: tuple[tuple[str, Schedule], ...] = (
     ("dualpipe", "dualpipe"),
     ("zb-v", "zbv"),
     ("zb-1p", "zb-h1"),
+    ("zb-2p", "zb-h2"),
     ("zero-bubble", "zb-h1"),
     ("interleaved", "interleaved"),
     ("gpipe", "gpipe"),
@@ -34,6 +35,13 @@ MODULE_WORDS: tuple[tuple[str, tuple[RecomputeModule, ...]], ...] = (
     (r"minimal_flash", ("layernorm", "act")),
 )
 """Words in the details of selective recompute."""
+
+CONTEXT_WORDS: tuple[tuple[str, ContextExchange], ...] = (
+    (r"ulysses|\ba2a\b", "all-to-all"),
+    (r"llama 3 herd|torchtitan", "all-gather"),
+)
+"""Words in the source and notes of a row. Llama 3 gathers keys and values (section 3.3.2 of the paper); so does
+torchtitan unless told otherwise (context_parallel_rotate_method). Megatron-Core goes around a ring."""
 
 LAYER_SHARES: tuple[tuple[str, float], ...] = ((r"every other layer", 0.5), (r"fraction not in readme", 1 / 3))
 """Selective recompute that repeats a share of whole layers; where IBM's fms-fsdp states none, its recipes use 1/3."""
@@ -68,6 +76,11 @@ def layout_of(run: PublishedRun, model: ModelSpec, gpus: int, tuned: bool) -> tu
         if tp > 1:
             assumed.append("no sequence parallelism (not stated)")
     recompute, modules, share = _recompute(stated, tuned, assumed)
+    said = f"{run.source_group} {run.notes}".lower()
+    copies = 1
+    if "hsdp" in said and dp % (per_node := int(run.hardware.get("gpus_per_node") or 8)) == 0 and model_ranks == 1:
+        copies = dp // per_node
+        assumed.append(f"{copies} copies of the shards, one in each node (HSDP)")
     layout = Layout(
         tp=tp,
         cp=cp,
@@ -77,6 +90,8 @@ def layout_of(run: PublishedRun, model: ModelSpec, gpus: int, tuned: bool) -> tu
         etp=etp,
         vpp=vpp,
         micro_batch_size=micro,
+        dp_replicate=copies,
+        cp_comm=next((name for words, name in CONTEXT_WORDS if cp > 1 and re.search(words, said)), "ring"),
         sequence_parallel=bool(sequence_parallel),
         optimizer_sharding=_sharding(stated, pp, assumed),
         schedule=schedule,

@@ -38,13 +38,15 @@ def schedule_complaint(schedule: Schedule, pp: int, vpp: int, num_microbatches: 
     Sources of the rules: Narayanan et al. 2021 (interleaved), Qi et al. 2024 (zero bubble, V placement), DeepSeek-V3
     report, section 3.2.1 (DualPipe; with two chunks per rank its half, DualPipeV).
     """
-    chunks = {"gpipe": (1,), "1f1b": (1,), "zb-h1": (1,), "zbv": (2,), "dualpipe": (1, 2)}
+    chunks = {"gpipe": (1,), "1f1b": (1,), "zb-h1": (1,), "zb-h2": (1,), "zbv": (2,), "dualpipe": (1, 2)}
     if min(pp, vpp, num_microbatches) < 1:
         return f"pp {pp}, vpp {vpp} and num_microbatches {num_microbatches} must be at least 1"
     if schedule in chunks and vpp not in chunks[schedule]:
         return f"schedule {schedule} has vpp {' or '.join(map(str, chunks[schedule]))}, not {vpp}"
     if schedule == "interleaved" and vpp > 1 and num_microbatches % pp:
         return f"schedule interleaved needs num_microbatches in multiples of pp {pp}, not {num_microbatches}"
+    if schedule == "zb-h2" and num_microbatches < 2 * pp - 1:
+        return f"schedule zb-h2 needs num_microbatches of at least 2 x pp - 1 = {2 * pp - 1}, not {num_microbatches}"
     if schedule == "dualpipe" and vpp == 1 and (pp % 2 or num_microbatches % 2):
         return f"schedule dualpipe with vpp 1 needs an even pp and even num_microbatches, not {pp}, {num_microbatches}"
     if schedule == "dualpipe" and num_microbatches < 2 * pp:
@@ -70,6 +72,8 @@ def op_orders(schedule: Schedule, pp: int, vpp: int, num_microbatches: int) -> O
         orders = [_gpipe(rank, m) for rank in range(pp)]
     elif schedule == "zb-h1":
         orders = [_zb_h1(rank, pp, m) for rank in range(pp)]
+    elif schedule == "zb-h2":
+        orders = _zb_h2(pp, m)
     elif schedule == "zbv":
         orders = [_zbv(rank, pp, m) for rank in range(pp)]
     elif schedule == "dualpipe" and vpp == 1:
@@ -134,6 +138,40 @@ def _zb_h1(rank: int, pp: int, m: int) -> list[Op]:
             order.append(Op("W", rank, weights))
             weights += 1
     return order + [Op("W", rank, i) for i in range(weights, m)]
+
+
+def _zb_h2(pp: int, m: int) -> list[list[Op]]:
+    """ZB-H2 (Qi et al. 2024): ``2 (pp - rank) - 1`` forwards ahead, and weight gradients where a rank would wait.
+
+    Found by letting all ranks run with F = B = W: an input gradient first, then a forward, then a weight gradient, with
+    at most ``2 pp - 1`` micro-batches alive. Then no rank is ever idle between its first op and its last.
+    """
+    orders: list[list[Op]] = [[] for _ in range(pp)]
+    done = [dict.fromkeys("FBW", 0) for _ in range(pp)]
+    forward, backward = [m, *[0] * (pp - 1)], [0] * pp  # inputs that have arrived
+
+    def choice(rank: int) -> OpKind | None:
+        f, b, w = done[rank].values()
+        if b < backward[rank]:
+            return "B"
+        if f < forward[rank] and f - b < 2 * (pp - rank) - 1 and f - w < 2 * pp - 1:
+            return "F"
+        return "W" if w < b else None
+
+    while any(one["W"] < m for one in done):
+        chosen = [choice(rank) for rank in range(pp)]
+        for rank, kind in enumerate(chosen):
+            if kind is None:
+                continue
+            orders[rank].append(Op(kind, rank, done[rank][kind]))
+            done[rank][kind] += 1
+            if kind == "F" and rank < pp - 1:
+                forward[rank + 1] += 1
+            elif kind == "F":
+                backward[rank] += 1
+            elif kind == "B" and rank:
+                backward[rank - 1] += 1
+    return orders
 
 
 def _zbv(rank: int, pp: int, m: int) -> list[Op]:

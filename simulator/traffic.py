@@ -14,6 +14,7 @@ from simulator.arrays import Bools, Floats, LayoutArrays
 from simulator.links import (
     Links,
     bus_rate,
+    collective_latency_seconds,
     local_ranks,
     measured_seconds,
     network_rate,
@@ -33,9 +34,11 @@ class Ranks:
     pp: Floats
     vpp: Floats
     shards: Floats
-    """Ranks that share the dense weights: dp x cp."""
+    """Ranks that share the dense weights: dp x cp / replicas."""
     expert_shards: Floats
-    """Ranks that share the weights of the same experts: dp x cp x tp / (ep x etp)."""
+    """Ranks that share the weights of the same experts: dp x cp x tp / (ep x etp) / replicas."""
+    replicas: Floats
+    """Copies of what is sharded."""
     tp_stride: Floats
     cp_stride: Floats
     ep_stride: Floats
@@ -56,7 +59,8 @@ def ranks_of(layouts: LayoutArrays) -> Ranks:
         return result
 
     outside = size["pp"] if layouts.rank_order.index("pp") < layouts.rank_order.index("ep") else 1.0
-    shards = size["dp"] * size["cp"]
+    replicas = np.where(layouts.sharding > 0, float(layouts.dp_replicate), 1.0)
+    shards = size["dp"] * size["cp"] / replicas
     return Ranks(
         tp=size["tp"],
         cp=size["cp"],
@@ -65,6 +69,7 @@ def ranks_of(layouts: LayoutArrays) -> Ranks:
         pp=size["pp"],
         vpp=layouts.vpp.astype(np.float64),
         shards=shards,
+        replicas=replicas,
         expert_shards=np.maximum(1.0, shards * size["tp"] / (size["ep"] * size["etp"])),
         tp_stride=stride("tp"),
         cp_stride=stride("cp"),
@@ -97,9 +102,23 @@ def tp_regather_seconds(net: Links, ranks: Ranks, activation_bytes: Floats) -> F
 
 
 def cp_seconds(net: Links, ranks: Ranks, key_value_bytes: Floats) -> Floats:
-    """Ring exchange of keys and values of the whole sequence in one forward (Liu et al. 2023); backward twice that."""
+    """Exchange of keys and values of the whole sequence in one forward, around a ring (Liu et al. 2023) or gathered."""
     volume = volume_seconds(net, "all_gather", ranks.cp, ranks.cp_stride, key_value_bytes)
     return volume if net.points else volume + 2e-5 * (ranks.cp - 1)
+
+
+def head_exchange_seconds(net: Links, ranks: Ranks, kept_bytes: Floats) -> Floats:
+    """All-to-all of queries, keys and values before the attention of one forward, and of its output after it.
+
+    ``kept_bytes`` is what one rank holds of the four; it sends all but its own part (Jacobs et al. 2023, Ulysses).
+    """
+    if net.points:
+        return np.where(ranks.cp > 1, measured_seconds(net.points, "all_to_all", ranks.cp, kept_bytes), 0.0)
+    local = local_ranks(net, ranks.cp, ranks.cp_stride)
+    inside = kept_bytes * (local - 1.0) / ranks.cp / (net.scale_up_bytes_per_second * net.all_to_all_share)
+    rate = np.maximum(network_rate(net, ranks.cp, ranks.cp_stride), 1.0)
+    outside = kept_bytes * (1.0 - local / ranks.cp) / rate
+    return np.where(ranks.cp > 1, np.maximum(inside, outside) + 2.0 * collective_latency_seconds(ranks.cp), 0.0)
 
 
 def ep_seconds(net: Links, ranks: Ranks, routed_bytes: Floats, top_k: int, deduplicates: bool) -> Floats:
@@ -165,8 +184,12 @@ def data_parallel_seconds(
             scatter = volume_seconds(net, "reduce_scatter", count, stride, part * reduced_bytes)
             reduce = volume_seconds(net, "all_reduce", count, stride, part * reduced_bytes)
             reduced = np.where(reduced_bytes > 0, np.where(sharded, scatter, reduce), 0.0)
-            total = total + pieces * (gathers * gather + reduced)
+            copies = volume_seconds(net, "all_reduce", ranks.replicas, count * stride, part * reduced_bytes / count)
+            total = total + pieces * (gathers * gather + reduced + np.where(ranks.replicas > 1, copies, 0.0))
         else:
             moved = gathers * gathered_bytes + np.where(sharded, 1.0, 2.0) * reduced_bytes
             total = total + (count - 1.0) / count * size * moved / np.maximum(bus_rate(net, count, stride), 1.0)
+            if np.any(ranks.replicas > 1):  # each shard's gradients are summed over the copies of it
+                copies = volume_seconds(net, "all_reduce", ranks.replicas, count * stride, size * reduced_bytes / count)
+                total = total + copies
     return total

@@ -14,7 +14,7 @@ import simpy
 
 from scenarios.job import Job
 from scenarios.layout import Layout
-from simulator.longest_path import OpGraph, boundary, end_seconds, op_graph, op_seconds
+from simulator.longest_path import OpGraph, boundary, busiest_span, end_seconds, op_graph, op_seconds
 from simulator.outcome import Span, StepTime, StepTimeline
 from simulator.schedule import Op, op_orders
 from simulator.step import StageCosts, predict_step, stage_costs
@@ -55,7 +55,7 @@ def play_step(cluster: Cluster, job: Job, layout: Layout) -> StepTimeline:
 def explained_step(cluster: Cluster, job: Job, layout: Layout) -> StepPlay:
     """Play one optimizer step and say where its time went."""
     graph, times, costs, shares, predicted = _prepared(cluster, job, layout)
-    timeline = play(graph, times, costs, shares)
+    timeline = play(graph, times, costs, shares, together=layout.schedule != "zb-h2")
     return StepPlay(
         timeline=timeline,
         breakdown_seconds=_breakdown(graph, times, costs, shares, timeline.step_seconds),
@@ -71,7 +71,9 @@ def longest_step(cluster: Cluster, job: Job, layout: Layout) -> tuple[dict[str, 
         InputError: the GPU lacks the job's precision.
     """
     graph, times, costs, shares, predicted = _prepared(cluster, job, layout)
-    pipeline = max(end_seconds(graph, [times.busy(i) for i in range(len(graph.ops))]))
+    seconds = [times.busy(i) for i in range(len(graph.ops))]
+    ends = end_seconds(graph, seconds)
+    pipeline = busiest_span(graph, seconds, ends) if layout.schedule == "zb-h2" else max(ends)
     step_seconds = pipeline + costs.dp_exposed_seconds + costs.optimizer_seconds
     return _breakdown(graph, times, costs, shares, step_seconds), predicted
 
@@ -126,7 +128,9 @@ def op_times(graph: OpGraph, costs: StageCosts, host_seconds: float = 0.0) -> Op
     )
 
 
-def play(graph: OpGraph, times: OpTimes, costs: StageCosts, shares: dict[str, float]) -> StepTimeline:
+def play(
+    graph: OpGraph, times: OpTimes, costs: StageCosts, shares: dict[str, float], *, together: bool = True
+) -> StepTimeline:
     """Run the ranks of a pipeline as processes until the optimizer of the last one is done.
 
     Args:
@@ -134,12 +138,15 @@ def play(graph: OpGraph, times: OpTimes, costs: StageCosts, shares: dict[str, fl
         times: seconds of each op.
         costs: data-parallel traffic and optimizer.
         shares: part of an op's work that is exposed traffic, by kind; for the spans only.
+        together: no rank updates before the last has its gradients; False: each by itself (``busiest_span``).
     """
     environment = simpy.Environment()
     arrived = [environment.event() for _ in graph.ops]
     ranks = sorted(set(graph.ranks))
     mine = {rank: [i for i, one in enumerate(graph.ranks) if one == rank] for rank in ranks}
     spans: list[Span] = []
+    begun: dict[int, float] = {}
+    lasted: list[float] = []
 
     def pipeline_rank(rank: int) -> Generator[simpy.Event, Any, None]:
         for i in mine[rank]:
@@ -147,6 +154,7 @@ def play(graph: OpGraph, times: OpTimes, costs: StageCosts, shares: dict[str, fl
                 if graph.ranks[j] != rank:
                     yield arrived[j]
             start = environment.now
+            begun.setdefault(rank, start)
             yield environment.timeout(times.busy(i))
             arrived[i].succeed()
             spans.extend(_op_spans(graph, times, costs, shares, i, start))
@@ -167,10 +175,18 @@ def play(graph: OpGraph, times: OpTimes, costs: StageCosts, shares: dict[str, fl
                     group="dp",
                 )
             )
+        if not together:
+            start = environment.now
+            yield environment.timeout(costs.optimizer_seconds)
+            lasted.append(environment.now - begun[rank])
+            if costs.optimizer_seconds > 0:
+                spans.append(_compute_span(rank, "optimizer", "optimizer", start, costs.optimizer_seconds))
 
     def optimizer() -> Generator[simpy.Event, Any, None]:
         # the gradient norm spans all ranks, so none updates before the last has its gradients
         yield environment.all_of([environment.process(pipeline_rank(rank)) for rank in ranks])
+        if not together:
+            return
         start = environment.now
         yield environment.timeout(costs.optimizer_seconds)
         if costs.optimizer_seconds > 0:
@@ -180,7 +196,7 @@ def play(graph: OpGraph, times: OpTimes, costs: StageCosts, shares: dict[str, fl
 
     environment.run(until=environment.process(optimizer()))
     ordered = sorted(spans, key=lambda span: (span.rank, span.start_seconds, span.stream, -span.duration_seconds))
-    return StepTimeline(spans=tuple(ordered), step_seconds=environment.now)
+    return StepTimeline(spans=tuple(ordered), step_seconds=environment.now if together else max(lasted))
 
 
 def _op_spans(

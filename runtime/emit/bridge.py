@@ -47,6 +47,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "--tensor-model-parallel-size": ("model.tensor_model_parallel_size",),
     "--pipeline-model-parallel-size": ("model.pipeline_model_parallel_size",),
     "--context-parallel-size": ("model.context_parallel_size",),
+    "--cp-comm-type": ("model.cp_comm_type",),
+    "--num-distributed-optimizer-instances": ("ddp.num_distributed_optimizer_instances",),
     "--expert-model-parallel-size": ("model.expert_model_parallel_size",),
     "--expert-tensor-parallel-size": ("model.expert_tensor_parallel_size",),
     "--num-virtual-stages-per-pipeline-rank": ("model.virtual_pipeline_model_parallel_size",),

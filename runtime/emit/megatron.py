@@ -104,6 +104,10 @@ def _refuse(job: Job, layout: Layout) -> None:
         )
 
 
+CONTEXT_EXCHANGES = {"all-gather": "all_gather", "all-to-all": "a2a"}
+"""Megatron-Core's words for how the ranks of a context-parallel group exchange."""
+
+
 def _parallel_flags(job: Job, layout: Layout) -> Flags:
     flags: Flags = {
         "--tensor-model-parallel-size": str(layout.tp),
@@ -112,6 +116,10 @@ def _parallel_flags(job: Job, layout: Layout) -> Flags:
         "--expert-model-parallel-size": str(layout.ep),
         "--expert-tensor-parallel-size": str(layout.etp),
     }
+    if layout.cp > 1 and layout.cp_comm != "ring":
+        flags["--cp-comm-type"] = CONTEXT_EXCHANGES[layout.cp_comm]
+    if layout.dp_replicate > 1 and layout.optimizer_sharding != "none":
+        flags["--num-distributed-optimizer-instances"] = str(layout.dp_replicate)
     if layout.sequence_parallel:
         flags["--sequence-parallel"] = None
     if ORDERS[tuple(layout.rank_order)]:

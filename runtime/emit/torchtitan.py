@@ -72,7 +72,7 @@ def _refuse(job: Job, layout: Layout) -> None:
         raise refuse(TRAINER, f"ep {layout.ep} does not divide dp x cp x tp", "pin another ep", "layout.ep")
     if layout.pp == 1:
         return
-    if layout.schedule == "zb-h1" or (layout.schedule == "dualpipe" and layout.vpp != 2):
+    if layout.schedule in ("zb-h1", "zb-h2") or (layout.schedule == "dualpipe" and layout.vpp != 2):
         raise refuse(
             TRAINER,
             f"it has no {layout.schedule} with {layout.vpp} stages a rank",
@@ -87,8 +87,8 @@ def parallelism(job: Job, layout: Layout) -> Settings:
     """The fields of ParallelismConfig."""
     replicated = layout.optimizer_sharding == "none"
     settings: Settings = {
-        "data_parallel_replicate_degree": layout.dp if replicated else 1,
-        "data_parallel_shard_degree": 1 if replicated else layout.dp,
+        "data_parallel_replicate_degree": layout.dp if replicated else layout.dp_replicate,
+        "data_parallel_shard_degree": 1 if replicated else layout.dp // layout.dp_replicate,
         "fsdp_reshard_after_forward": "always" if layout.optimizer_sharding == "zero3" else "never",
         "tensor_parallel_degree": layout.tp,
         "enable_sequence_parallel": layout.sequence_parallel,

@@ -11,6 +11,8 @@ from planner.rules import broken
 from scenarios.layout import RECOMPUTES, SCHEDULES, SHARDINGS
 from simulator.arrays import LayoutArrays
 
+SEARCHED = [name for name in SCHEDULES if name != "zb-h2"]  # only where it is pinned
+
 
 def rows(layouts: LayoutArrays) -> set[tuple[Any, ...]]:
     names = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch_size", "sequence_parallel")
@@ -30,7 +32,7 @@ def brute_force(gpus: int, layers: int, heads: int, experts: int, batch: int, se
         m = batch // (dp * mb)
         if m < pp or pp > layers:
             continue
-        for ep, etp, schedule, vpp in itertools.product(expert_counts, {1, tp}, SCHEDULES, range(1, 9)):
+        for ep, etp, schedule, vpp in itertools.product(expert_counts, {1, tp}, SEARCHED, range(1, 9)):
             if not experts and (ep, etp) != (1, 1):
                 continue
             if (tp * cp * dp) % (ep * etp):

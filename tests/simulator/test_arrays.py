@@ -40,7 +40,7 @@ def test_rows_are_the_layouts(layouts):
 def test_rank_orders_do_not_mix():
     other = Layout(rank_order=("tp", "pp", "cp", "ep", "dp"))
     assert LayoutArrays.of([other]).row(0) == other
-    with pytest.raises(ValueError, match="share one rank order"):
+    with pytest.raises(ValueError, match="share their rank_order"):
         LayoutArrays.of([Layout(), other])
 
 

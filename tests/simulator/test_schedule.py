@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scenarios.layout import SCHEDULES
-from simulator.longest_path import end_seconds, makespan, op_graph, op_seconds
+from simulator.longest_path import busiest_span, end_seconds, makespan, op_graph, op_seconds
 from simulator.schedule import Op, in_flight, live_vectors, op_orders, schedule_complaint, stage_rank
 
 DEGREES = {"zbv": (2,), "dualpipe": (1, 2), "interleaved": (1, 2, 3, 4)}
@@ -18,7 +18,9 @@ def pipelines(draw, schedules=SCHEDULES):
     schedule = draw(st.sampled_from(schedules))
     vpp = draw(st.sampled_from(DEGREES.get(schedule, (1,))))
     pp = draw(st.integers(1, 6))
-    if schedule == "dualpipe":
+    if schedule == "zb-h2":
+        m = 2 * pp - 1 + draw(st.integers(0, 6))
+    elif schedule == "dualpipe":
         pp = 2 * math.ceil(pp / 2) if vpp == 1 else pp
         m = 2 * draw(st.integers(pp, 2 * pp))
     elif schedule == "interleaved" and vpp > 1:
@@ -43,7 +45,7 @@ def test_every_op_once_on_its_rank_and_no_deadlock(pipeline):
     ]
     weights = [(op.stage, op.microbatch) for op in graph.ops if op.kind == "W"]
     assert len(weights) == len(set(weights))
-    if schedule in {"zb-h1", "zbv"}:
+    if schedule in {"zb-h1", "zb-h2", "zbv"}:
         assert len(weights) == m * stages_of(schedule, pp, vpp)
     for rank, order in enumerate(orders):
         for op in order:
@@ -88,6 +90,18 @@ def test_zbv_leaves_no_bubble_on_any_device():
         mine = [i for i, one in enumerate(graph.ranks) if one == rank]
         busy = sum(seconds[i] for i in mine)
         assert max(ends[i] for i in mine) - min(ends[i] - seconds[i] for i in mine) == pytest.approx(busy)
+
+
+@pytest.mark.parametrize(("forward", "inputs", "weight"), [(1, 1, 1), (1, 1.2, 0.9), (1, 1.5, 1)])
+@pytest.mark.parametrize(("pp", "m"), [(2, 3), (4, 8), (8, 15), (8, 40)])
+def test_zb_h2_idles_as_published_where_steps_overlap(forward, inputs, weight, pp, m):
+    # Qi et al. 2024, table 1: (pp - 1)(F + B - 2 W), with 2 pp - 1 micro-batches alive on every rank
+    orders = op_orders("zb-h2", pp, 1, m)
+    graph = op_graph(orders)
+    seconds = op_seconds(graph, [forward] * pp, [inputs + weight] * pp, [weight] * pp)
+    span = busiest_span(graph, seconds, end_seconds(graph, seconds))
+    assert span == pytest.approx(m * (forward + inputs + weight) + (pp - 1) * max(forward + inputs - 2 * weight, 0))
+    assert [live_vectors(order, "W") for order in orders] == [((2 * pp - 1,),)] * pp
 
 
 @given(pipelines(("gpipe", "1f1b")), st.floats(0.1, 3), st.floats(0.1, 5), st.floats(0, 1))
@@ -217,6 +231,7 @@ def test_a_damaged_order_is_noticed():
         (("zbv", 4, 1, 8), "vpp 2"),
         (("dualpipe", 3, 1, 8), "even pp"),
         (("dualpipe", 4, 2, 7), "2 x pp = 8"),
+        (("zb-h2", 4, 1, 6), "2 x pp - 1 = 7"),
         (("gpipe", 0, 1, 8), "at least 1"),
     ],
 )
