@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.question import Question
-from scenarios.layout import RECOMPUTES, SCHEDULES
+from planner.rules import DUALPIPE, INTERLEAVED, ONE_F_ONE_B, ZBV
+from scenarios.layout import RECOMPUTES
 from simulator.arrays import CHUNK_ROWS, LayoutArrays
 from simulator.data_parallel import HIDDEN_BEHIND
 from simulator.evaluation import Evaluation, evaluate
@@ -24,7 +25,6 @@ from simulator.weights import rank_weights, weights_of
 
 Floats = npt.NDArray[np.float64]
 NONE, FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
-INTERLEAVED = SCHEDULES.index("interleaved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def _floors(question: Question, rows: LayoutArrays) -> tuple[Floats, Floats, Flo
     plain = replace(rows, recompute=np.where(rows.recompute == FULL, NONE, rows.recompute))
     one = evaluate(cluster, job, plain, tables, parameters)
     dense, expert = _mean_shares(question, rows, tables)
-    step = _step_floor(question, rows, tables, one, np.minimum(dense, expert))
+    step = step_floor(question, rows, tables, one, np.zeros(len(rows)))
     again = memory_parts(cluster, job, replace(rows, recompute=np.full(len(rows), FULL)), tables, parameters)
     total = np.asarray(sum(part for name, part in again.items() if name != "in_flight_microbatches")).max(axis=1)
     static = sum(again[f"{name}_bytes"] for name in ("weights", "gradients", "optimizer"))
@@ -79,8 +79,21 @@ def _mean_shares(question: Question, rows: LayoutArrays, tables: StageTables) ->
     return share, expert_share
 
 
-def _step_floor(question: Question, rows: LayoutArrays, tables: StageTables, one: Evaluation, share: Floats) -> Floats:
-    model, software = question.job.model, one.rates.software
+def step_floor(
+    question: Question, rows: LayoutArrays, tables: StageTables, one: Evaluation, least_work: Floats
+) -> Floats:
+    """Bound the step from one pass without recompute.
+
+    Args:
+        question: job and cluster.
+        rows: the layouts.
+        tables: their stages by the uniform rule.
+        one: the closed form of these.
+        least_work: seconds per micro-batch (without jitter) that some rank's layers of the commonest kind take at
+            least, if more is known than their even share.
+    """
+    software = one.rates.software
+    share = np.minimum(*_mean_shares(question, rows, tables))
     m, pp, vpp = one.share.num_microbatches, rows.pp.astype(np.float64), rows.vpp.astype(np.float64)
     slow = one.straggler
     totals = [float(count) for count in tables.totals]
@@ -92,27 +105,36 @@ def _step_floor(question: Question, rows: LayoutArrays, tables: StageTables, one
     host = np.where(piped, host, host / 2)
     send = np.where(piped, one.p2p * one.p2p_exposed, 0.0)
     whole = np.asarray(sum(count * time for count, time in zip(totals, layer, strict=True))) + ends
-    whole = whole + 2 * pp * vpp * host + (2 * pp * vpp - 2) * send
+    turns = np.isin(rows.schedule, [ZBV, DUALPIPE]) & (vpp == 2)  # in a V the turn stays on its rank
+    whole = whole + 2 * pp * vpp * host + (2 * pp * vpp - np.where(turns, 4, 2)) * send
     full = np.ceil(totals[commonest] / pp)
-    passes = 2 * vpp * host + np.where(piped, 2 * vpp - 1, 0) * send
-    slowest = np.maximum(whole / pp, full * layer[commonest] + passes)
+    passes = 2 * vpp * host + np.where(piped, np.where(turns, 2, 2 * vpp - 1), 0) * send
+    even = full * layer[commonest] + passes
+    slowest = np.maximum(whole / pp, np.maximum(even, least_work + passes))
     simple = m * slowest
     long, short = 2.0 * whole + (m - pp - 1) * slowest, np.maximum(simple, 2.0 * whole * m / (m + 1))
-    one_chunk = np.where(m > pp, long, short)
-    high = np.ceil(model.num_layers / (pp * vpp))
-    spare = np.maximum(pp * full - totals[commonest], 0)
-    rank = pp - 1 - spare
-    before = totals[commonest] - full * (1 + spare)
-    first_chunks = np.maximum(before - rank * (vpp - 1) * high, 0.0) * (rank > 0)
-    chunks = simple + first_chunks * layer[commonest]
-    one_f_one_b, interleaved = (SCHEDULES.index(name) for name in ("1f1b", "interleaved"))
+    ramp = _first_chunks(question, rows, totals[commonest], full) * layer[commonest]
     pipeline = np.select(
-        [~piped, (rows.schedule == one_f_one_b) & (vpp == 1), rows.schedule == interleaved],
-        [m * slowest, one_chunk, chunks],
+        [~piped, (rows.schedule == ONE_F_ONE_B) & (vpp == 1), rows.schedule == INTERLEAVED],
+        [simple, np.where(m > pp, long, short), np.maximum(simple, m * even + ramp)],
         simple,
     )
     tail = _tail_floor(question, one, share, piped, slow, pipeline, m, software.exposed_fsdp)
     return np.asarray(slow * pipeline + tail)
+
+
+def _first_chunks(question: Question, rows: LayoutArrays, total: float, full: Floats) -> Floats:
+    """Layers that a rank with its full share waits for, before its first op, in an interleaved pipeline.
+
+    No more ranks than there is room to spare hold less than the full share, so one of the last of them holds it. The
+    ranks before that hold the rest, and of each no more than the other chunks' worth is in these. A rank that holds a
+    layer more than the full share takes as much longer with every micro-batch.
+    """
+    others, micro = rows.vpp - 1, question.job.global_batch_size // (rows.dp * rows.micro_batch_size)
+    high = np.ceil((question.num_layers + question.tail_layers) / (rows.pp * rows.vpp))
+    first = rows.pp - 1 - np.maximum(rows.pp * full - total, 0)
+    waits = [total - full * (rows.pp - rank) - rank * others * high for rank in (first, rows.pp - 1)]
+    return np.asarray(np.where(first > 0, np.clip(np.minimum(*waits), 0.0, micro), 0.0))
 
 
 def _tail_floor(

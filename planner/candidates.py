@@ -131,7 +131,7 @@ def _values(axis: str, rows: LayoutArrays, question: Question, pinned: dict[str,
         case "sharding":
             return np.arange(len(SHARDINGS))
         case "recompute":
-            return np.arange(len(RECOMPUTES))
+            return np.array([0])  # chosen layer by layer, when the stages are
         case _:
             return np.array([False, True])
 

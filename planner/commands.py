@@ -277,10 +277,12 @@ def _alternatives_table(made: Plan) -> Table:
 
 def _certainty(made: Plan) -> str:
     solver = made.solver
+    work = f"{solver['candidates']:,} combinations, {solver['legal']:,} legal, {solver['feasible']:,} of them bounded"
+    work += f", {solver.get('opened', 0)} opened, {solver['solved_exactly']} solved, in {solver['seconds']:.2f} s"
+    left_out = "".join(f"; left out: {one}" for one in solver.get("restrictions", []))
     return (
-        f"{solver['name']}: {solver['status']}: {solver['candidates']:,} combinations, {solver['feasible']:,} of them "
-        f"legal and within memory, {solver.get('played', 0)} played event by event, in {solver['seconds']:.2f} s; "
-        f"{solver.get('note', '')}"
+        f"{solver['name']}: {solver['status']}: {solver['objective_seconds']:.4g} s, no step below "
+        f"{solver['bound_seconds']:.4g} s (gap {solver['gap']:.2%}); {work}; {solver['note']}{left_out}"
     )
 
 

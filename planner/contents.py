@@ -89,6 +89,7 @@ class Contents:
     def __init__(self, pieces: Pieces, runs: tuple[Run, ...]) -> None:
         self.pieces, self.runs = pieces, runs
         self.mixes = cache(self._mixes)
+        self.thinned = False
 
     def _mixes(self, window: tuple[int, ...]) -> Mixes:
         pieces = self.pieces
@@ -105,6 +106,7 @@ class Contents:
             layers = (layers[:, None] + own[None]).reshape(-1, len(pieces.columns))
             layers, least = self._thinned(layers, MAX_MIXES)
             thinned = thinned or fewer or least
+        self.thinned = self.thinned or thinned
         whole = layers[0] if len(layers) else np.zeros(len(pieces.columns))
         return Mixes(
             layers=layers,

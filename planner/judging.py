@@ -1,96 +1,139 @@
-"""The best few layouts, looked at closely: played event by event, with checkpoints and failures, best first."""
+"""From bounds to the best few layouts with their stages, predicted in full, and the proof that comes with them."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.outlook import Outlook, objective_value, outlook, with_stages
-from planner.playing import operations, played_step
-from planner.pricing import Priced, shortlist
-from scenarios.layout import Layout
+from planner.partition import Effort
+from planner.playing import played_step
+from planner.pricing import DEGREES, Priced, best_of_each, times
+from planner.question import Question
+from planner.rules import DUALPIPE
+from planner.search import Found, Opened, Search, spelled_out
+from scenarios.layout import Recompute
 from scenarios.scenario import Scenario
+from simulator.arrays import LayoutArrays
 from simulator.memory import memory_use
-from simulator.step import predict_step
 
-PER_SCHEDULE = 12
-"""Sets of degrees of each schedule that are candidates for a closer look."""
-PLAYS = 24
-"""Steps that are played at most."""
-OPERATIONS = 150_000
-"""Pipeline operations that are played at most, over all steps: a limit that does not depend on the machine's speed."""
 EQUAL_STEP = 1.02
 """With the goodput as objective, layouts up to 2 % slower than the fastest compete: idling is no way to lose less."""
+FIXED = 24
+"""Layouts whose stages are pinned, or that the search cannot take apart, are judged as they are: so many at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """Layouts that were played, best first by the objective."""
+    """Layouts with their stages, best first by the objective."""
 
     outlooks: list[Outlook]
-    closed_form_seconds: list[float]
-    factors: dict[str, float]
-    """Played over closed-form step, by schedule, as last seen: 1 where the closed form is right."""
+    found: Found | None
+    """The search; None where stages are pinned, so that there was nothing to choose."""
+    chosen: Opened | None
+    """The work on the best layout."""
+
+    @property
+    def gap(self) -> float:
+        """How far the best layout may be from the optimum, over the search's bound."""
+        if self.found is None or self.chosen is None:
+            return 0.0
+        value = self.outlooks[0].step.total_seconds * self.chosen.rate
+        return max(value / self.found.bound - 1.0, 0.0)
 
 
-def judge(scenario: Scenario, priced: Priced, pins: dict[str, Any], top: int) -> Judged | None:
-    """Play the most promising layouts until none left can win; None if none fits in memory.
-
-    The closed form, times what playing showed for the same schedule, says which layout is next. The search ends when
-    the best played one beats that estimate for all others, and ``top`` rivals are known; or at the limits above.
-    """
-    pool = [(_closed(scenario, layout), layout) for layout in _fitting(scenario, priced, pins)]
-    if not pool:
+def judge(
+    scenario: Scenario,
+    question: Question,
+    priced: Priced,
+    pins: dict[str, Any],
+    top: int,
+    *,
+    effort: Effort | None = None,
+    beat: float = math.inf,
+    told: Callable[[Found], None] | None = None,
+) -> Judged | None:
+    """Search the layouts and predict the best ones in full; None where none fits (or none beats ``beat`` seconds)."""
+    mirrored = _mirrored(priced.layouts)
+    if "stages" in pins or (len(mirrored) and mirrored.all()):
+        return _as_they_are(scenario, question, priced, pins)
+    rows = np.flatnonzero(priced.fits & ~mirrored)
+    if not len(rows):
         return None
-    factors: dict[str, float] = defaultdict(lambda: 1.0)
-    played: list[tuple[Outlook, float]] = []
-    budget = OPERATIONS
-    while pool and len(played) < PLAYS:
-        pool.sort(key=lambda one: one[0] * factors[_family(one[1])])
-        estimate, layout = pool.pop(0)
-        best = min((one.step.total_seconds * _rate(scenario, one.layout) for one, _ in played), default=np.inf)
-        if estimate * factors[_family(layout)] >= best and len({_degrees(one.layout) for one, _ in played}) > top:
-            break
-        budget -= operations(layout, scenario.job)
-        if budget < 0 and played:
-            break
-        closed = estimate / _rate(scenario, layout)
-        found = outlook(scenario, layout, played_step(scenario.cluster, scenario.job, layout))
-        factors[_family(layout)] = found.step.total_seconds / closed
-        played.append((found, closed))
-    if scenario.objective == "goodput":
-        limit = EQUAL_STEP * min(one.step.total_seconds for one, _ in played)
-        played = [one for one in played if one[0].step.total_seconds <= limit]
-    played.sort(key=lambda one: objective_value(one[0], scenario.objective))
-    return Judged(
-        outlooks=[one for one, _ in played], closed_form_seconds=[closed for _, closed in played], factors=dict(factors)
+    search = Search(
+        question,
+        priced.layouts.take(rows),
+        priced.floors.step_seconds[rows],
+        priced.rates[rows],
+        recompute_modes(pins),
+        effort or Effort(),
+        told,
+        beat,
     )
+    found = search.run()
+    if found.best is None:
+        return None
+    search.polish()
+    search.open_more(top + 1, DEGREES)
+    return _predicted(scenario, found, top)
 
 
-def _fitting(scenario: Scenario, priced: Priced, pins: dict[str, Any]) -> list[Layout]:
-    """The shortlist as layouts with explicit stages that fit, checked stage by stage."""
-    rows = np.arange(len(priced.layouts)) if "stages" in pins else np.flatnonzero(priced.fits)
-    layouts = [priced.layouts.row(int(row)) for row in shortlist(priced, rows, PER_SCHEDULE)]
-    stages = {"stages": tuple(pins["stages"])} if "stages" in pins else {}
-    layouts = [with_stages(layout.model_copy(update=stages), scenario.model) for layout in layouts]
-    return [one for one in layouts if memory_use(scenario.cluster, scenario.job, one).headroom_bytes >= 0]
+def recompute_modes(pins: dict[str, Any]) -> tuple[Recompute, ...]:
+    """Modes that layers may have: all, or the pinned one for every layer."""
+    pinned: Recompute | None = pins.get("recompute")
+    return ("full", "selective", "none") if pinned is None else (pinned,)
 
 
-def _closed(scenario: Scenario, layout: Layout) -> float:
-    return predict_step(scenario.cluster, scenario.job, layout).total_seconds * _rate(scenario, layout)
+def _predicted(scenario: Scenario, found: Found, top: int) -> Judged:
+    """The best stages of each set of degrees, spelled out and predicted by the simulator."""
+    walked = [one for one in found.opened if one.found.choice is not None]
+    walked.sort(key=lambda one: one.found.seconds * one.rate)
+    told: list[tuple[Outlook, Opened]] = []
+    seen: set[tuple[int, ...]] = set()
+    for one in walked:
+        degrees = tuple(int(getattr(one.layout, axis)) for axis in DEGREES)
+        if (degrees in seen and scenario.objective != "goodput") or len(told) > top + 1:
+            continue
+        seen.add(degrees)
+        layout = spelled_out(one, scenario.model.pattern)
+        told.append((outlook(scenario, layout, played_step(scenario.cluster, scenario.job, layout)), one))
+    if scenario.objective == "goodput":
+        limit = EQUAL_STEP * min(one.step.total_seconds for one, _ in told)
+        told = [one for one in told if one[0].step.total_seconds <= limit]
+    told.sort(key=lambda one: objective_value(one[0], scenario.objective))
+    return Judged(outlooks=[one for one, _ in told], found=found, chosen=told[0][1])
 
 
-def _rate(scenario: Scenario, layout: Layout) -> float:
-    """Weight of a second: the GPUs in use where the objective pays for them."""
-    return float(layout.world_size) if scenario.objective in ("cost", "energy") else 1.0
+def _mirrored(layouts: LayoutArrays) -> npt.NDArray[np.bool_]:
+    """Bidirectional DualPipe, whose ranks hold two stages each: only as pinned, with equal stages."""
+    return np.asarray((layouts.schedule == DUALPIPE) & (layouts.vpp == 1) & (layouts.pp > 1))
 
 
-def _family(layout: Layout) -> str:
-    return layout.schedule if layout.pp > 1 else "none"
+def _as_they_are(scenario: Scenario, question: Question, priced: Priced, pins: dict[str, Any]) -> Judged | None:
+    """Judge layouts with pinned (or equal) stages: the most promising by the closed form, each walked once."""
+    cluster, job = scenario.cluster, scenario.job
+    estimate = times(question, priced.layouts) * priced.rates
+    rows = best_of_each(priced.layouts, estimate, np.arange(len(priced.layouts)), (*DEGREES, "schedule", "sharding"))
+    stages: dict[str, Any] = {"stages": tuple(pins["stages"])} if "stages" in pins else {}
+    if stages and "recompute" not in pins:
+        stages["recompute"] = _needed_mode(stages["stages"])
+    layouts = [
+        with_stages(priced.layouts.row(int(row)).model_copy(update=stages), scenario.model) for row in rows[:FIXED]
+    ]
+    fitting = [one for one in layouts if memory_use(cluster, job, one).headroom_bytes >= 0]
+    outlooks = [outlook(scenario, one, played_step(cluster, job, one)) for one in fitting]
+    outlooks.sort(key=lambda one: objective_value(one, scenario.objective))
+    if not outlooks:
+        return None
+    return Judged(outlooks=outlooks, found=None, chosen=None)
 
 
-def _degrees(layout: Layout) -> tuple[int, ...]:
-    return layout.tp, layout.cp, layout.pp, layout.dp, layout.ep
+def _needed_mode(stages: Any) -> Recompute:
+    if any(stage.recompute_layers for stage in stages):
+        return "full"
+    return "selective" if any("s" in stage.recompute for stage in stages) else "none"

@@ -18,13 +18,16 @@ from scipy.optimize import linprog
 from planner.ilp import CHAIN, Program, SolverName, solve
 from planner.partition_dp import best_intervals, choice_of
 from planner.paths import Path
-from planner.recompute import uniform_choice
+from planner.recompute import uniform_choices
 from planner.stage_problem import MAX_COLUMNS, Choice, StageProblem
+from planner.stage_program import choice_of_values, cut, cut_constant, stage_program, stage_seconds
 from planner.tightening import (
-    beyond_bounds,
     chunk_bound,
     interval_bound,
     least_tail,
+    most_each,
+    sends_each,
+    share_cases,
     share_rows,
     whole_shares,
     work_rows,
@@ -47,8 +50,8 @@ FIRST_PATHS = 48
 """Known paths with which a layout begins."""
 LOAD_SPREAD = 1.03
 """Trust region of virtual stages: no rank works longer than the slowest one of the start, times this."""
-RELAXED_ROUNDS = 30
-"""Rounds of paths on the relaxation."""
+FIRST_ROUNDS, RELAXED_ROUNDS = 3, 30
+"""Rounds of paths on the relaxation, before and after the cases of whole layers are looked at."""
 CHUNK_NODES = 20
 """The same with virtual stages, where a node takes longer."""
 MAX_CASES = 40
@@ -94,6 +97,10 @@ class Effort:
     nodes: int = NODES
     rounds: int = EXACT_ROUNDS
     chain: Sequence[SolverName] = CHAIN
+    opened: int = 600
+    """Layouts that a search opens at most."""
+    steps: int = 3
+    """What is done with them: 1 equal stages only, 2 the relaxation too, 3 the integer program too."""
     deadline: float = math.inf
     """Of ``time.perf_counter``."""
 
@@ -109,51 +116,43 @@ class Effort:
 
 
 class Solving:
-    """The work on one layout, which may be stopped after the relaxation and taken up again."""
+    """The work on one layout: a quick bound at once, then start, relax and solve, each of which may be the last."""
 
     def __init__(self, problem: StageProblem) -> None:
         self.found = Partition(problem)
         self.problem = problem
         self.active: dict[bytes, Path] = {}
         """Paths in the program; those that are far from binding are taken out again."""
-        self.start_choice: Choice | None = None
+        self.uniform = uniform_choices(problem)
+        self.found.bound = self._quick_bound()
         self.excluded = math.inf
         """What the program leaves out takes at least so long."""
 
     @cached_property
     def program(self) -> Program:
         """The program without its paths."""
-        program = self.problem.program()
+        program = stage_program(self.problem)
         for row, left in work_rows(self.problem, whole_shares(self.problem), len(program.costs)):
             program.add(row, left=left)
         if math.isfinite(self.most_load):
             program.high[self.problem.extra["load"]] = self.most_load
         return program
 
-    @property
+    @cached_property
     def most_load(self) -> float:
         """Trust region of virtual stages: the longest that a rank may work on a micro-batch."""
-        choice, problem = self.start_choice, self.problem
-        if choice is None or problem.vpp == 1:
+        problem = self.problem
+        if not self.uniform or problem.vpp == 1:
             return math.inf
-        forward, backward, _ = problem.choice_seconds(choice)
+        forward, backward, _ = problem.choice_seconds(self.uniform[0])
         slowest = max(float((forward + backward)[chunk].sum()) for chunk in problem.chunks)
         return LOAD_SPREAD * slowest / problem.pieces.straggler + problem.pieces.loaded
 
     def start(self) -> None:
-        """Take the uniform split with the least recompute as the first choice."""
-        problem = self.problem
-        choice = self.start_choice = uniform_choice(problem)
-        if choice is not None:
+        """Walk the uniform split with the least recompute: the first choice."""
+        for choice in self.uniform:
             self._offer(choice)
-            self.found.uniform_seconds = self.found.seconds
-        self.found.bound = self._quick_bound()
-        known = problem.pool.paths
-        if choice is not None:
-            times, host = np.array(problem.choice_seconds(choice)), problem.pieces.host
-            known = sorted(known, key=lambda path: -self._taken(path, times, host))
-        for path in known[:FIRST_PATHS]:
-            self.active[path.key()] = path
+        self.found.uniform_seconds = self.found.seconds
 
     def relax(self, cutoff: float, effort: Effort) -> None:
         """Raise the bound by paths on the relaxation, until none is missing or the bound exceeds the cutoff."""
@@ -162,27 +161,44 @@ class Solving:
         if not self.problem.columns:
             self.found.bound = math.inf
             return
+        self._known_paths()
         self._by_intervals()
         if self._one_stage() or self.found.gap <= effort.gap:
             return
-        last = 0.0
-        for _ in range(RELAXED_ROUNDS):
-            if self.found.bound >= cutoff or effort.over:
+        for rounds in (FIRST_ROUNDS, RELAXED_ROUNDS) if math.isfinite(cutoff) else (RELAXED_ROUNDS,):
+            complete = self._by_paths(rounds, cutoff, effort)
+            if self.found.bound < cutoff and not effort.over:
+                self._by_shares(cutoff, effort)
+            if complete or self.found.bound >= cutoff or effort.over:
                 return
+
+    def _known_paths(self) -> None:
+        """Begin with the paths of other layouts that take longest here."""
+        known, problem = self.problem.pool.paths, self.problem
+        if self.found.choice is not None:
+            times = np.array(problem.choice_seconds(self.found.choice))
+            known = sorted(known, key=lambda path: -self._taken(path, times, problem.pieces.host))
+        self.active.update((path.key(), path) for path in known[:FIRST_PATHS])
+
+    def _by_paths(self, rounds: int, cutoff: float, effort: Effort) -> bool:
+        """Solve the relaxation and add the paths that it breaks; True: it breaks no more (or next to none)."""
+        last = 0.0
+        for _ in range(rounds):
+            if self.found.bound >= cutoff or effort.over:
+                return True
             values, bound = relaxed(self._whole_program())
             self.found.bound = max(self.found.bound, bound)
             if values is None or not self._add_paths(values) or bound - last < SLOW * bound:
-                break
+                return True
             last = bound
-        if values is not None and self.found.bound < cutoff:
-            self._by_shares(cutoff, effort)
+        return False
 
     def _quick_bound(self) -> float:
         """All work evenly shared, and what follows the pipeline at least: no program is needed for that."""
         problem, pieces = self.problem, self.problem.pieces
         shares = whole_shares(problem)
-        passes = 2 * problem.vpp * pieces.host + (2 * problem.vpp - 1) * pieces.send * (problem.pp > 1)
-        pipeline = pieces.num_microbatches * (shares.seconds + passes + pieces.per_microbatch)
+        passes = 2 * problem.vpp * pieces.host + sends_each(problem) * pieces.send
+        pipeline = pieces.num_microbatches * (shares.even_seconds(problem.pp) + passes + pieces.per_microbatch)
         simple = pipeline + least_tail(problem, math.inf) + pieces.tail.update.constant
         return max(simple, chunk_bound(problem, shares, self.most_load))
 
@@ -194,17 +210,26 @@ class Solving:
             self._offer(choice_of(self.problem, one))
 
     def _by_shares(self, cutoff: float, effort: Effort) -> None:
-        """Either a rank holds more than the even share of layers, rounded up, or nearly all hold just that."""
+        """Bound case by case which rank is the last to hold as many layers as it can in a better step."""
         problem, limit = self.problem, min(cutoff, self.found.seconds)
+        if not math.isfinite(limit):
+            return
         shares = whole_shares(problem)
-        beyond = beyond_bounds(problem, shares)
         rows = share_rows(problem, shares, len(self.program.costs))
-        cases = shares.cases(beyond, limit)
+        most = most_each(problem, shares, limit)
+        cases = share_cases(most, shares.total)
+        if self.excluded > limit:
+            self.excluded = limit
+            for row, count in zip(rows, most, strict=True):
+                self.program.add(row, right=float(count))
+        if cases is None:
+            self.found.bound = max(self.found.bound, limit)
+            return
         if len(cases) > MAX_CASES:
             return
         smallest = limit
         for case in cases:
-            limits = [(row, least, most) for row, (least, most) in zip(rows, case, strict=True)]
+            limits = [(row, least, more) for row, (least, more) in zip(rows, case, strict=True)]
             last = 0.0
             for _ in range(SHARE_ROUNDS):
                 values, bound = relaxed(self._whole_program(limits))
@@ -215,10 +240,6 @@ class Solving:
             if smallest <= self.found.bound or effort.over:
                 return
         self.found.bound = max(self.found.bound, smallest)
-        if float(beyond.min()) >= limit:  # nothing better gives a rank more than its share
-            self.excluded = limit
-            for row, most in zip(rows, shares.full, strict=True):
-                self.program.add(row, right=float(most))
 
     def solve(self, cutoff: float, effort: Effort) -> None:
         """Solve with whole layers and walk the answer, until bound and value meet or the cutoff is passed."""
@@ -247,7 +268,7 @@ class Solving:
             found.bound = max(found.bound, min(answer.bound, self.excluded, found.seconds))
             if answer.values is None:
                 return
-            new = self._offer(problem.choice(answer.values))
+            new = self._offer(choice_of_values(problem, answer.values))
             if not self._add_paths(answer.values) and not new:
                 return
 
@@ -255,7 +276,7 @@ class Solving:
         """The program with its active paths, and with some rows more."""
         program, problem = self.program.copy(), self.problem
         for path in self.active.values():
-            program.add(problem.cut(path), left=problem.cut_constant(path))
+            program.add(cut(problem, path), left=cut_constant(problem, path))
         for row, least, most in limits:
             program.add(row, left=least, right=most)
         return program
@@ -283,15 +304,15 @@ class Solving:
         problem, at, pieces = self.problem, self.problem.extra, self.problem.pieces
         host = pieces.host + pieces.straggler * float(values[at["gather"]]) / (2 * problem.vpp)
         pipeline = float(values[at["pipeline"]])
-        times = np.array(problem.stage_seconds(values))
+        times = np.array(stage_seconds(problem, values))
         points = [times]
         if self.found.choice is not None:
             between = 0.5 * (times + np.array(problem.choice_seconds(self.found.choice)))
-            ranks = np.array(problem.walks.ranks)
+            ranks = np.array(problem.ranks)
             points += [between, *(between * np.where(ranks == rank, SLOWER, 1.0) for rank in range(problem.pp))]
         fresh: dict[bytes, tuple[float, Path]] = {}
         for forward, backward, weight in points:
-            problem.pool.add(problem.walks.longest(forward, backward, weight, pieces.send, host)[1])
+            problem.pool.add(problem.pool.walks.longest(forward, backward, weight, pieces.send, host)[1])
         for path in problem.pool.paths:
             taken = self._taken(path, times, host)
             if taken > pipeline * (1 + CLOSE) and path.key() not in self.active:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from scenarios.layout import Schedule
 from simulator.longest_path import op_graph
-from simulator.schedule import op_orders, schedule_complaint
+from simulator.schedule import op_orders, schedule_complaint, stage_rank
 
 Floats = npt.NDArray[np.float64]
 
@@ -145,21 +145,48 @@ def pipeline(schedule: Schedule, pp: int, vpp: int, num_microbatches: int) -> Pi
     )
 
 
-@dataclass(slots=True)
 class PathPool:
-    """Paths of one schedule that were met so far; every layout with the same degrees may use them."""
+    """Paths of one schedule that were met so far; every layout with the same degrees may use them.
 
-    paths: list[Path]
-    keys: set[bytes]
+    The ops are laid out only when something is walked, the first paths (equal stages, then each rank and each stage
+    slower in turn) only when some are asked for: many layouts are given up before that.
+    """
 
-    def add(self, path: Path) -> bool:
-        """Keep a path; False: it was there."""
+    def __init__(self, schedule: Schedule, pp: int, vpp: int, num_microbatches: int) -> None:
+        self.degrees = (schedule, pp, vpp, num_microbatches)
+        self.ranks = tuple(stage_rank(schedule, pp, vpp, stage) for stage in range(pp * vpp))
+        self._keys: set[bytes] = set()
+        self._paths: list[Path] = []
+        self._seeded = False
+
+    @property
+    def walks(self) -> Pipeline:
+        """The ops, ready to be walked."""
+        return pipeline(*self.degrees)
+
+    @property
+    def paths(self) -> list[Path]:
+        """All paths that are known."""
+        if not self._seeded:
+            self._seeded = True
+            for times in self._seeds():  # a backward of twice the forward, half of it the weight gradient
+                self.add(self.walks.longest(times, 2.0 * times, times, 0.0, 0.0)[1])
+        return self._paths
+
+    def add(self, path: Path) -> None:
+        """Keep a path."""
         key = path.key()
-        if key in self.keys:
-            return False
-        self.keys.add(key)
-        self.paths.append(path)
-        return True
+        if key not in self._keys:
+            self._keys.add(key)
+            self._paths.append(path)
+
+    def _seeds(self) -> list[Floats]:
+        _, pp, vpp, _ = self.degrees
+        ranks = np.array(self.ranks)
+        slower = [np.ones(len(ranks)), *(np.where(ranks == rank, SLOWER[0], 1.0) for rank in range(pp))]
+        if vpp > 1 and len(ranks) * self.walks.types.size <= MAX_OPS * 8:
+            slower += [np.where(np.arange(len(ranks)) == stage, SLOWER[1], 1.0) for stage in range(len(ranks))]
+        return slower
 
 
 class PathPools:
@@ -169,22 +196,11 @@ class PathPools:
         self._pools: dict[tuple[str, int, int, int], PathPool] = {}
 
     def of(self, schedule: Schedule, pp: int, vpp: int, num_microbatches: int) -> PathPool:
-        """Return the pool of one pipeline, with seeds: equal stages, then each rank and each stage slower in turn."""
+        """Return the pool of one pipeline."""
         key = (schedule, pp, vpp, num_microbatches)
         if key not in self._pools:
-            self._pools[key] = _seeded(pipeline(schedule, pp, vpp, num_microbatches), pp, vpp)
+            self._pools[key] = PathPool(schedule, pp, vpp, num_microbatches)
         return self._pools[key]
-
-
-def _seeded(walks: Pipeline, pp: int, vpp: int) -> PathPool:
-    pool = PathPool([], set())
-    ranks = np.array(walks.ranks)
-    slower = [np.ones(len(ranks)), *(np.where(ranks == rank, SLOWER[0], 1.0) for rank in range(pp))]
-    if vpp > 1 and len(ranks) * walks.types.size <= MAX_OPS * 8:
-        slower += [np.where(np.arange(len(ranks)) == stage, SLOWER[1], 1.0) for stage in range(len(ranks))]
-    for times in slower:  # a backward of twice the forward, half of it the weight gradient
-        pool.add(walks.longest(times, 2.0 * times, times, 0.0, 0.0)[1])
-    return pool
 
 
 def playable(schedule: Schedule, pp: int, vpp: int, num_microbatches: int) -> bool:

@@ -1,42 +1,49 @@
-"""From a scenario to a plan: enumerate, price, drop what does not fit, judge the best few closely, say why."""
+"""From a scenario to a plan: enumerate, bound, drop what cannot fit, search best first, predict the best, say why."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from planner.candidates import Candidates, legal_layouts
+from planner.certificate import certificate, plain
 from planner.judging import Judged, judge
 from planner.notes import notes
 from planner.outlook import Outlook, promise
+from planner.partition import Effort
 from planner.placement import arranged, healthy
 from planner.plan import Plan
-from planner.pricing import Priced, price, times
+from planner.pricing import price
 from planner.question import Question
 from planner.refusal import memory_refusal, pins_text, rule_refusal
 from planner.rivals import alternative, rivals
+from planner.search import Found
 from scenarios.scenario import Scenario
 from topologies.document import InputFile
+from topologies.errors import Infeasible
+from topologies.units import format_quantity
 
 LEAST_ALLOWED = 0.5
 """Where idle GPUs are allowed, at least this share of the cluster works."""
 LEAST_TOLD = 0.9
 """Where they are not, layouts on at least this share are told if they are faster ..."""
 WORTH_TELLING = 0.98
-"""... than this share of the chosen step."""
-RESTRICTIONS = (
-    "stages are split uniformly (slots to spare at both ends) and recompute is the same for all layers: other splits "
-    "are not searched, so this is no proof against them",
-    "all candidates are priced by the closed form, the most promising are played event by event and compared by that",
-    "the bound is the smallest closed-form step of a layout that fits: an estimate, not a certificate",
-)
+"""... than this share of the chosen step, ..."""
+LOOKED_AT = 40
+"""... with equal stages, if they are among this many: a hint, not a search."""
 
 
 def plan(
-    scenario: Scenario, *, pins: Mapping[str, Any] | None = None, top: int = 5, inputs: Sequence[InputFile] = ()
+    scenario: Scenario,
+    *,
+    pins: Mapping[str, Any] | None = None,
+    top: int = 5,
+    inputs: Sequence[InputFile] = (),
+    time_limit_seconds: float | None = None,
+    told: Callable[[Found], None] | None = None,
 ) -> Plan:
     """Choose the layout for a scenario.
 
@@ -45,21 +52,30 @@ def plan(
         pins: more fields of ``Layout`` that must not change.
         top: alternatives to tell.
         inputs: the files that the scenario came from.
+        time_limit_seconds: the search ends then, with the best layout so far and its gap; without a limit the answer
+            does not depend on the machine's speed.
+        told: is called with the state of the search after each step of it.
 
     Raises:
-        Infeasible: no layout keeps all rules, or none fits in memory; the nearest miss is named.
+        Infeasible: no layout keeps all rules, none fits in memory, the time limit passed before one was found, or the
+            deadline cannot be met; the nearest miss is named.
     """
     started = time.perf_counter()
     asked, scenario = scenario, healthy(scenario)
+    effort = Effort(deadline=math.inf if time_limit_seconds is None else started + time_limit_seconds)
     fixed = {**scenario_pins(scenario), **(pins or {})}
     question, found = enumerate_layouts(scenario, fixed)
     priced = price(scenario, question, found)
-    judged = judge(scenario, priced, fixed, top)
+    judged = judge(scenario, question, priced, fixed, top, effort=effort, told=told)
     if judged is None:
-        raise memory_refusal(question, fixed, priced.layouts, priced.peak_bytes)
+        if effort.over and priced.fits.any():
+            raise _out_of_time(time_limit_seconds or 0.0)
+        raise memory_refusal(question, fixed, priced.layouts, priced.floors.full_recompute_bytes)
     best = judged.outlooks[0]
-    unpinned = free_choice(scenario, best, fixed) if fixed else []
-    smaller = with_idle_gpus(scenario, best) if question.all_gpus and not fixed else []
+    _meet_deadline(scenario, best)
+    others = replace(effort, steps=1, opened=LOOKED_AT)
+    unpinned = free_choice(scenario, best, fixed, effort) if fixed and not effort.over else []
+    smaller = with_idle_gpus(scenario, best, others) if question.all_gpus and not fixed and not effort.over else []
     alternatives = [*unpinned, *smaller, *rivals(scenario, priced, judged, top)]
     return Plan(
         scenario=asked,
@@ -68,38 +84,36 @@ def plan(
         checkpoint=best.checkpoint.as_json(),
         predicted=promise(best) | {"notes": notes(question, best.layout, best.placement)},
         alternatives=alternatives[:top],
-        solver=certificate(scenario, priced, judged, fixed) | {"seconds": time.perf_counter() - started},
+        solver=certificate(scenario, priced, judged)
+        | {"pins": {name: plain(value) for name, value in fixed.items()}, "seconds": time.perf_counter() - started},
         inputs=[asdict(one) for one in inputs],
     )
 
 
-def certificate(scenario: Scenario, priced: Priced, judged: Judged, pins: dict[str, Any]) -> dict[str, Any]:
-    """What was searched, what was not, and how good the answer is: the ``solver`` part of a plan."""
-    found, best = priced.found, judged.outlooks[0]
-    fastest = float(priced.step_seconds[priced.fits].min()) if priced.fits.any() else judged.closed_form_seconds[0]
-    bound = min(fastest, best.step.total_seconds)
-    return {
-        "name": "enumeration",
-        "status": "best of the enumerated candidates",
-        "objective": scenario.objective,
-        "objective_seconds": best.step.total_seconds,
-        "closed_form_seconds": judged.closed_form_seconds[0],
-        "bound_seconds": bound,
-        "gap": best.step.total_seconds / bound - 1,
-        "candidates": len(priced.layouts) + sum(found.rejected.values()),
-        "legal": len(priced.layouts),
-        "feasible": int(priced.fits.sum()),
-        "solved_exactly": 0,
-        "played": len(judged.outlooks),
-        "played_over_closed_form": judged.factors,
-        "rejected_by_rule": {
-            name: {"count": count, "example": found.examples[name].sentence}
-            for name, count in sorted(found.rejected.items(), key=lambda item: -item[1])
-        },
-        "rejected_by_memory": int((~priced.fits).sum()),
-        "pins": {name: _plain(value) for name, value in pins.items()},
-        "note": "; ".join(RESTRICTIONS),
-    }
+def _out_of_time(limit_seconds: float) -> Infeasible:
+    return Infeasible(
+        f"no layout was found within {format_quantity(limit_seconds, 'seconds')}",
+        relax=("a longer --time-limit", "pins, which leave fewer layouts"),
+    )
+
+
+def _meet_deadline(scenario: Scenario, best: Outlook) -> None:
+    """Refuse a run that ends too late, and say how early it can end."""
+    deadline, wall = scenario.job.deadline_seconds, best.seconds(best.step.total_seconds)
+    if deadline is None or wall is None or wall <= deadline:
+        return
+    need = math.ceil(scenario.cluster.num_gpus * wall / deadline)
+    raise Infeasible(
+        f"the deadline of {scenario.name} cannot be met on {scenario.cluster.name}",
+        needed=format_quantity(wall, "seconds"),
+        available=format_quantity(deadline, "seconds"),
+        nearest=f"{best.layout.label()}, {best.step.total_seconds:.4g} s a step at a goodput of {best.goodput:.1%}",
+        relax=(
+            f"a deadline of {format_quantity(wall, 'seconds')}",
+            f"about {need} GPUs of this kind",
+            "fewer target tokens",
+        ),
+    )
 
 
 def scenario_pins(scenario: Scenario) -> dict[str, Any]:
@@ -133,15 +147,18 @@ def _question(scenario: Scenario, *, least_share: float | None = None) -> Questi
     return Question(cluster=scenario.cluster, job=scenario.job, allow=scenario.allow, least_gpus=least)
 
 
-def with_idle_gpus(scenario: Scenario, best: Outlook) -> list[dict[str, Any]]:
+def with_idle_gpus(scenario: Scenario, best: Outlook, effort: Effort) -> list[dict[str, Any]]:
     """What would be faster with a few GPUs idle: an awkward count of GPUs can force an awkward layout."""
     question = _question(scenario, least_share=LEAST_TOLD)
-    alike = {"recompute": best.layout.recompute, "etp": best.layout.etp}  # a quick look, not the whole search again
-    found = legal_layouts(question, alike)
-    layouts = found.layouts.take(found.layouts.world_size < best.layout.world_size)
-    fast = layouts.take(times(question, layouts) < WORTH_TELLING * best.step.total_seconds)
-    judged = judge(scenario, price(scenario, question, replace(found, layouts=fast)), {}, 0) if len(fast) else None
-    if judged is None or judged.outlooks[0].step.total_seconds >= WORTH_TELLING * best.step.total_seconds:
+    found = legal_layouts(question, {"etp": best.layout.etp})  # a quick look, not the whole search again
+    smaller = replace(found, layouts=found.layouts.take(found.layouts.world_size < best.layout.world_size))
+    beat = WORTH_TELLING * best.step.total_seconds
+    priced = price(scenario.model_copy(update={"objective": "time"}), question, smaller)
+    fast = priced.floors.step_seconds < beat
+    if not fast.any():
+        return []
+    judged = _judged_quickly(scenario, question, smaller, fast, beat, effort)
+    if judged is None or judged.outlooks[0].step.total_seconds >= beat:
         return []
     one = judged.outlooks[0]
     idle = scenario.cluster.num_gpus - one.layout.world_size
@@ -149,18 +166,22 @@ def with_idle_gpus(scenario: Scenario, best: Outlook) -> list[dict[str, Any]]:
     return [alternative(scenario, one.layout, one.step, one.memory, best, reason=reason)]
 
 
-def free_choice(scenario: Scenario, best: Outlook, pins: dict[str, Any]) -> list[dict[str, Any]]:
+def _judged_quickly(
+    scenario: Scenario, question: Question, found: Candidates, rows: Any, beat: float, effort: Effort
+) -> Judged | None:
+    """Search some layouts for one that takes less than ``beat`` seconds."""
+    by_time = scenario.model_copy(update={"objective": "time"})
+    priced = price(by_time, question, replace(found, layouts=found.layouts.take(rows)))
+    slowest = float(priced.rates.max(initial=1.0))
+    return judge(by_time, question, priced, {}, 0, effort=effort, beat=beat * slowest)
+
+
+def free_choice(scenario: Scenario, best: Outlook, pins: dict[str, Any], effort: Effort) -> list[dict[str, Any]]:
     """What would be chosen without the pins, where that is another layout."""
     question, found = enumerate_layouts(scenario, {})
-    judged = judge(scenario, price(scenario, question, found), {}, 0)
+    judged = judge(scenario, question, price(scenario, question, found), {}, 0, effort=effort)
     if judged is None or judged.outlooks[0].layout == best.layout:
         return []
     free = judged.outlooks[0]
     reason = f"excluded by the pins ({pins_text(pins)}): "
     return [alternative(scenario, free.layout, free.step, free.memory, best, reason=reason)]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value

@@ -1,23 +1,24 @@
-"""The step of one layout played event by event; long ones in part, since a pipeline in flow repeats itself."""
+"""The step of one layout as its pipeline runs it: the longest path through all ops, as if played event by event."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from planner.paths import MAX_OPS, num_ops
 from scenarios.job import Job
 from scenarios.layout import Layout
 from simulator.outcome import BREAKDOWN, StepTime
 from simulator.step import predict_step
-from simulator.training import explained_step
+from simulator.training import longest_step
 from topologies.cluster import Cluster
 
 ROUNDS = 3
-"""Rounds of pp micro-batches that are played of a longer step; what follows repeats the last of them."""
+"""Rounds of pp micro-batches that are walked of a step with too many ops; what follows repeats the last of them."""
 
 
 def played_step(cluster: Cluster, job: Job, layout: Layout) -> StepTime:
-    """Predict a step with its pipeline played event by event; without a pipeline the closed form is exact.
+    """Predict a step by the longest path through its pipeline; without a pipeline the closed form is exact.
 
     Raises:
         ValueError: the global batch does not divide, or the stages do not hold the model.
@@ -26,25 +27,17 @@ def played_step(cluster: Cluster, job: Job, layout: Layout) -> StepTime:
     if layout.pp == 1:
         return closed
     count = layout.num_microbatches(job)
-    if count <= (ROUNDS + 1) * layout.pp:
-        return _retold(closed, _played(cluster, job, layout, count))
+    if num_ops(layout.pp, layout.vpp, count, layout.schedule) <= MAX_OPS or count <= (ROUNDS + 1) * layout.pp:
+        return _retold(closed, longest_step(cluster, job, layout)[0])
     most = ROUNDS * layout.pp + count % layout.pp
-    long, short = (_played(cluster, job, layout, played) for played in (most, most - layout.pp))
+    long, short = (_part(cluster, job, layout, walked) for walked in (most, most - layout.pp))
     rounds = (count - most) / layout.pp
     return _retold(closed, {part: long[part] + rounds * (long[part] - short[part]) for part in BREAKDOWN})
 
 
-def operations(layout: Layout, job: Job) -> int:
-    """Pipeline operations that ``played_step`` plays: forward, backward and weight gradient."""
-    if layout.pp == 1:
-        return 0
-    count = min(layout.num_microbatches(job), (2 * ROUNDS + 1) * layout.pp)
-    return 3 * layout.pp * layout.vpp * count
-
-
-def _played(cluster: Cluster, job: Job, layout: Layout, num_microbatches: int) -> dict[str, float]:
+def _part(cluster: Cluster, job: Job, layout: Layout, num_microbatches: int) -> dict[str, float]:
     sequences = num_microbatches * layout.dp * layout.micro_batch_size
-    return explained_step(cluster, job.model_copy(update={"global_batch_size": sequences}), layout).breakdown_seconds
+    return longest_step(cluster, job.model_copy(update={"global_batch_size": sequences}), layout)[0]
 
 
 def _retold(closed: StepTime, parts: dict[str, float]) -> StepTime:

@@ -1,19 +1,22 @@
-"""Step seconds and peak bytes of all legal layouts, and the few that deserve a closer look."""
+"""Step seconds and bytes of all legal layouts: bounds for the search, estimates of the closed form for the rest."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from planner.bounds import Floors, floors
 from planner.candidates import Candidates
 from planner.outlook import facility_watts
 from planner.question import Question
-from scenarios.layout import SCHEDULES
+from scenarios.layout import Layout
 from scenarios.scenario import Scenario
 from simulator.arrays import LayoutArrays
+from simulator.checkpoints import choose_interval
 from simulator.memory import peak_bytes
 from simulator.step import step_seconds
 
@@ -21,19 +24,25 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[Any]
 
 DEGREES = ("tp", "cp", "pp", "dp", "ep")
+SIZES = 24
+"""Numbers of GPUs whose goodput is worked out; between them it is interpolated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """All legal layouts with their memory and step time; ``fits`` marks those that a GPU can hold."""
+    """All legal layouts with their bounds; ``fits`` marks those that stages and recompute may bring into memory."""
 
     found: Candidates
     layouts: LayoutArrays
-    peak_bytes: Floats
+    floors: Floors
     fits: npt.NDArray[np.bool_]
-    step_seconds: Floats
-    score: Floats
-    """What the objective minimises, before checkpoints and failures."""
+    rates: Floats
+    """What a second of a step costs in the unit of the objective, failures and checkpoints included."""
+
+    @property
+    def values(self) -> Floats:
+        """Bounds in the unit of the objective."""
+        return self.floors.step_seconds * self.rates
 
 
 def times(question: Question, layouts: LayoutArrays) -> Floats:
@@ -52,22 +61,39 @@ def capacity_bytes(question: Question) -> float:
 
 
 def price(scenario: Scenario, question: Question, found: Candidates) -> Priced:
-    """Memory and step time of every legal layout, and what they mean for the objective."""
+    """Bound every legal layout, and weigh its seconds by the objective."""
     layouts = found.layouts
-    peak, seconds = peaks(question, layouts), times(question, layouts)
+    bounds = floors(question, layouts)
     return Priced(
         found=found,
         layouts=layouts,
-        peak_bytes=peak,
-        fits=peak <= capacity_bytes(question),
-        step_seconds=seconds,
-        score=seconds * _weights(scenario, layouts),
+        floors=bounds,
+        fits=bounds.memory_bytes <= capacity_bytes(question),
+        rates=rates(scenario, layouts, bounds.step_seconds),
     )
 
 
-def _weights(scenario: Scenario, layouts: LayoutArrays) -> Floats:
-    """What a second of each layout costs in the unit of the objective, by GPUs in use."""
+def rates(scenario: Scenario, layouts: LayoutArrays, seconds: Floats) -> Floats:
+    """Weight of a second of each layout: what the GPUs in use cost or draw, over the goodput of so many of them."""
     used = layouts.world_size.astype(np.float64)
+    if not len(used):
+        return used
+    sizes = np.unique(used)
+    sampled = sizes[np.unique(np.linspace(0, len(sizes) - 1, SIZES).astype(int))]
+    typical = float(np.median(seconds))
+    goodput = [_goodput(scenario, int(size), typical) for size in sampled]
+    weights = _weights(scenario, used)
+    return np.asarray(weights / np.interp(used, sampled, goodput))
+
+
+def _goodput(scenario: Scenario, gpus: int, seconds: float) -> float:
+    policy = choose_interval(
+        scenario.cluster, scenario.job, Layout(dp=gpus), scenario.faults, seconds, wish=scenario.checkpoint
+    )
+    return max(policy.expected_goodput, 1e-3)
+
+
+def _weights(scenario: Scenario, used: Floats) -> Floats:
     if scenario.objective == "energy":
         return used
     if scenario.objective == "cost":
@@ -88,10 +114,6 @@ def best_of_each(layouts: LayoutArrays, values: Floats, rows: Ints, by: tuple[st
     return order[np.sort(first)]
 
 
-def shortlist(priced: Priced, rows: Ints, per_schedule: int) -> Ints:
-    """The best rows of every schedule, one for each set of degrees: the closed form may flatter one schedule."""
-    groups = best_of_each(priced.layouts, priced.score, rows, (*DEGREES, "schedule"))
-    schedules = priced.layouts.schedule[groups]
-    chosen = [groups[schedules == code][:per_schedule] for code in range(len(SCHEDULES))]
-    merged = np.concatenate(chosen)
-    return merged[np.argsort(priced.score[merged], kind="stable")]
+def finite(value: float) -> float | None:
+    """A number for JSON; None for infinity."""
+    return value if math.isfinite(value) else None

@@ -17,25 +17,21 @@ MAX_PRODUCT = 20_000
 """Mixes of the chunks of one rank that are compared one by one; more are chosen greedily."""
 
 
-def uniform_choice(problem: StageProblem) -> Choice | None:
-    """Equal stages (by the simulator's rule) with the least recompute that fits; None: not even full recompute does.
+def uniform_choices(problem: StageProblem) -> list[Choice]:
+    """Equal stages (by the simulator's rule) with the least recompute that fits; empty: not even full recompute does.
 
-    With virtual stages it matters which chunk recomputes: each is preferred in turn, and the fastest pipeline is taken.
+    With virtual stages it matters which chunk recomputes: one choice prefers the first, one the second, and so on.
     """
-    held = uniform_windows(problem)
-    best: tuple[float, Choice] | None = None
+    held, found = uniform_windows(problem), list[Choice]()
     for preferred in range(problem.vpp):
         layers: dict[int, Floats] = {}
         for rank, chunks in enumerate(problem.chunks):
-            found = least_recompute(problem, rank, chunks, [held[stage] for stage in chunks], preferred)
-            if found is None:
-                return None
-            layers.update(zip(chunks, found, strict=True))
-        choice = Choice(windows=held, layers=tuple(layers[stage] for stage in range(problem.stages)))
-        seconds, _ = problem.seconds(choice)
-        if best is None or seconds < best[0]:
-            best = seconds, choice
-    return None if best is None else best[1]
+            mine = least_recompute(problem, rank, chunks, [held[stage] for stage in chunks], preferred)
+            if mine is None:
+                return []
+            layers.update(zip(chunks, mine, strict=True))
+        found.append(Choice(windows=held, layers=tuple(layers[stage] for stage in range(problem.stages))))
+    return found
 
 
 def uniform_windows(problem: StageProblem) -> tuple[tuple[int, ...], ...]:

@@ -11,7 +11,7 @@ from planner.outlook import Outlook, with_stages
 from planner.playing import played_step
 from planner.pricing import DEGREES, Priced, best_of_each
 from planner.reasons import does_not_fit, lost_because
-from scenarios.layout import SCHEDULES, Layout
+from scenarios.layout import Layout
 from scenarios.scenario import Scenario
 from simulator.memory import memory_use
 from simulator.outcome import MemoryUse, StepTime
@@ -34,12 +34,12 @@ def rivals(scenario: Scenario, priced: Priced, judged: Judged, top: int) -> list
 
 
 def _faster_but_too_large(scenario: Scenario, priced: Priced, judged: Judged, top: int) -> list[Layout]:
-    """Of the layouts that would be faster, those that miss the memory by least."""
-    factor = np.array([judged.factors.get(name, 1.0) for name in SCHEDULES])[priced.layouts.schedule]
-    estimate = np.where(priced.layouts.pp > 1, factor, 1.0) * priced.step_seconds
-    rows = np.flatnonzero(~priced.fits & (estimate < judged.outlooks[0].step.total_seconds))
-    chosen = best_of_each(priced.layouts, priced.peak_bytes, rows, DEGREES)[: min(TOO_LARGE, top // 2)]
-    layouts = [with_stages(priced.layouts.row(int(row)), scenario.model) for row in chosen]
+    """Of the layouts that could be faster, those that miss the memory by least."""
+    value = judged.outlooks[0].step.total_seconds * float(priced.rates.min(initial=1.0))
+    rows = np.flatnonzero(~priced.fits & (priced.values < value))
+    chosen = best_of_each(priced.layouts, priced.floors.memory_bytes, rows, DEGREES)[: min(TOO_LARGE, top // 2)]
+    again = {"recompute": "full"}
+    layouts = [with_stages(priced.layouts.row(int(row)).model_copy(update=again), scenario.model) for row in chosen]
     return [one for one in layouts if memory_use(scenario.cluster, scenario.job, one).headroom_bytes < 0]
 
 

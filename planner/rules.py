@@ -341,6 +341,23 @@ RULES: tuple[Rule, ...] = (
         redundant=True,
     ),
     Rule(
+        "more_live_than_1f1b",
+        ("pp", "schedule"),
+        lambda _, x: (x.schedule != GPIPE) | (x.pp == 1),
+        lambda _, x: "gpipe takes as long as 1f1b and keeps the activations of all micro-batches",
+        redundant=True,
+    ),
+    Rule(
+        "even_virtual_stages",
+        ("pp", "vpp"),
+        lambda q, x: (x.vpp == 1) | (_spare_slots(q, x) <= 2 + q.tail_layers),
+        lambda q, x: (
+            f"{q.num_layers} layers over pp {x.pp} x vpp {x.vpp} leave {_spare_slots(q, x)} of the chunks a layer "
+            "shorter: chunks run in step and wait for the longest; only those with embedding and head should be shorter"
+        ),
+        redundant=True,
+    ),
+    Rule(
         "schedule_without_pipeline",
         ("pp", "schedule"),
         lambda _, x: (x.pp > 1) | (x.schedule == ONE_F_ONE_B),
@@ -365,6 +382,11 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 """All rules, each after those that make its numbers meaningful."""
+
+
+def _spare_slots(question: Question, rows: Any) -> Any:
+    stages = rows.pp * rows.vpp
+    return -(-question.num_layers // stages) * stages - question.num_layers
 
 
 def _count(question: Question, layout: Layout) -> int:

@@ -10,7 +10,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from planner.contents import Run, runs_of, stage
 from planner.partition import Effort, Partition, Solving
-from planner.paths import PathPools, pipeline, playable
+from planner.paths import PathPools, num_ops, playable
 from planner.question import Question
-from planner.stage_problem import Choice, StageProblem
+from planner.sharper import sharpened
+from planner.stage_problem import StageProblem
 from scenarios.layout import Layout, Recompute, Stage
 from simulator.arrays import LayoutArrays
 from simulator.pieces import Pieces, pieces
@@ -28,20 +29,25 @@ from simulator.stages import tail_layers
 
 Floats = npt.NDArray[np.float64]
 
-TARGET, CHUNK_TARGET = 0.008, 0.025
+TARGET, CHUNK_TARGET = 0.009, 0.028
 """Gaps at which a layout is left alone: with one chunk per rank, and with virtual stages."""
 SPREAD = 2
 """Trust region with one chunk per rank: layers beyond the even split, rounded up. Virtual stages hold the even split
 rounded down or up."""
-MOST_OPENED = 400
-"""Layouts that are opened at most."""
-MOST_RELAXED = 60
+FIRST_SHARPENING = 8
+"""Layouts that are opened before the others are bounded with memory."""
+FREE_STARTS = 60
+"""Layouts whose equal stages are walked even where they can be better by no more than the gap that is aimed at."""
+MOST_POLISHED = 400_000
+"""Ops times virtual stages of a layout with virtual stages that is polished by the integer program."""
+CHUNK_ROUNDS = 2
+"""Integer programs for it."""
+MOST_RUNNERS = 40
+"""Layouts that are opened only to be told as runners-up."""
+MOST_RELAXED = 400
 """Of them, those that are relaxed."""
 MOST_SOLVED = 10
 """Of them, those that are given to the integer program."""
-
-Value = Callable[[float, Layout], float]
-"""What a step of so many seconds is worth (smaller is better) for a layout; rises with the seconds."""
 
 
 @dataclass(slots=True)
@@ -50,6 +56,8 @@ class Opened:
 
     layout: Layout
     row: int
+    rate: float
+    """What a second of its step is worth."""
     work: Solving
 
     @property
@@ -67,10 +75,9 @@ class Found:
     value: float = math.inf
     bound: float = math.inf
     """No layout with any stages inside the trust regions is better."""
+    started: int = 0
     relaxed: int = 0
     solved: int = 0
-    bounded: int = 0
-    """Layouts that were never opened: their bound was enough."""
     unplayable: int = 0
     """Opened layouts whose step has too many ops to be walked; they are left with their bound."""
     stopped_by: str = "proof"
@@ -83,70 +90,158 @@ class Found:
 
 
 class Search:
-    """One question's search; ``modes`` are the recompute modes that layers may have."""
+    """One question's search.
+
+    ``floors`` bound the step of each layout, ``rates`` say what a second of it is worth, ``modes`` are the recompute
+    modes that layers may have, and only what is better than ``beat`` (in the unit of the objective) is of interest.
+    """
 
     def __init__(
         self,
         question: Question,
         layouts: LayoutArrays,
-        bounds: Floats,
-        value: Value,
+        floors: Floats,
+        rates: Floats,
         modes: tuple[Recompute, ...],
         effort: Effort,
         told: Callable[[Found], None] | None = None,
+        beat: float = math.inf,
     ) -> None:
-        self.question, self.layouts, self.value, self.modes = question, layouts, value, modes
-        self.effort, self.told = effort, told
+        values, self.rates = floors * rates, rates
+        self.question, self.layouts, self.modes = question, layouts, modes
+        self.effort, self.told, self.floors = effort, told, floors
         self.runs: tuple[Run, ...] = runs_of(question.job.model.pattern)
-        self.pools, self.found = PathPools(), Found()
+        self.pools, self.found = PathPools(), Found(value=beat)
         self.ticket = itertools.count()
         self.queue: list[tuple[float, int, int, Opened | int]] = [
-            (bounds[row], next(self.ticket), 0, int(row)) for row in np.argsort(bounds, kind="stable")
+            (values[row], next(self.ticket), 0, int(row)) for row in np.argsort(values, kind="stable")
         ]
+        self.closed: list[tuple[float, Opened | int]] = []
+        self._sharpen_at = FIRST_SHARPENING
 
     def run(self) -> Found:
         """Work until the bound proves the best layout, or a limit is reached."""
-        found, rest = self.found, math.inf
+        found = self.found
         while self.queue:
-            bound, _, step, item = heapq.heappop(self.queue)
-            if self._hopeless(bound, item):
-                rest = min(rest, bound)
+            bound, ticket, step, item = heapq.heappop(self.queue)
+            if self._hopeless(bound, step, item):
+                self.closed.append((bound, item))
                 if bound >= found.value:
                     break
                 continue
             if self.effort.over or self._limit_reached(step):
-                rest = min(rest, bound)
+                heapq.heappush(self.queue, (bound, ticket, step, item))
                 found.stopped_by = "time limit" if self.effort.over else f"limit of {self._limit(step)}"
                 break
+            if isinstance(item, int) and len(found.opened) >= self._sharpen_at and math.isfinite(found.value):
+                heapq.heappush(self.queue, (bound, ticket, step, item))
+                self._sharpen()
+                continue
             opened = self._open(item) if isinstance(item, int) else item
             if opened is None:
-                rest = min(rest, bound)
+                self.closed.append((bound, item))
                 continue
             if not isinstance(item, int):
                 self._advance(opened, step)
             self._keep_best(opened)
-            bound = self.value(opened.found.bound, opened.layout) if math.isfinite(opened.found.bound) else math.inf
-            if step < LAST_STEP and opened.found.gap > self.effort.gap and math.isfinite(bound):
+            bound = self._bound_of(opened)
+            if step < self.effort.steps and opened.found.gap > self.effort.gap and math.isfinite(bound):
                 heapq.heappush(self.queue, (bound, next(self.ticket), step + 1, opened))
             else:
-                rest = min(rest, bound)
+                self.closed.append((bound, opened))
             if self.told is not None:
                 self.told(found)
-        waiting = min((entry[0] for entry in self.queue), default=math.inf)
-        found.bound = min(rest, waiting, found.value)
-        found.bounded = sum(isinstance(entry[3], int) for entry in self.queue)
+        self._prove()
         return found
 
-    def _hopeless(self, bound: float, item: Opened | int) -> bool:
+    def _prove(self) -> None:
+        """The smallest bound of all layouts, as far as each was opened."""
+        waiting = [(entry[0], entry[3]) for entry in self.queue]
+        bounds = (bound if isinstance(item, int) else self._bound_of(item) for bound, item in (*waiting, *self.closed))
+        self.found.bound = float(min(min(bounds, default=math.inf), self.found.value))
+
+    def _bound_of(self, opened: Opened) -> float:
+        bound = opened.found.bound
+        return bound * opened.rate if math.isfinite(bound) else math.inf
+
+    def polish(self) -> None:
+        """Give the best layout to the integer program, if it is not yet proved to be its own best."""
+        best, found = self.found.best, self.found
+        if best is None or best.found.gap <= self.effort.gap or best.found.programs or self.effort.over:
+            return
+        layout = best.layout
+        size = num_ops(layout.pp, layout.vpp, layout.num_microbatches(self.question.job), layout.schedule)
+        if layout.vpp > 1 and size * layout.pp * layout.vpp > MOST_POLISHED:
+            return
+        effort = replace(self.effort, rounds=self.effort.rounds if layout.vpp == 1 else CHUNK_ROUNDS)
+        best.work.relax(math.inf, effort)
+        best.work.solve(math.inf, effort)
+        found.relaxed, found.solved = found.relaxed + 1, found.solved + 1
+        self._keep_best(best)
+        self._prove()
+
+    def open_more(self, wanted: int, axes: tuple[str, ...]) -> None:
+        """Open the next layouts until so many sets of degrees are known; they are told as runners-up."""
+        known = {tuple(getattr(one.layout, axis) for axis in axes) for one in self._complete()}
+        tries = 0
+        for _, _, step, item in sorted(self.queue):
+            if len(known) >= wanted or tries >= MOST_RUNNERS or self.effort.over:
+                return
+            if step > 0 or not isinstance(item, int):
+                continue
+            key = tuple(int(getattr(self.layouts, axis)[item]) for axis in axes)
+            if key in known:
+                continue
+            tries += 1
+            opened = self._open(item)
+            if opened is not None:
+                opened.work.start()
+            if opened is not None and opened.found.choice is not None:
+                known.add(key)
+
+    def _complete(self) -> list[Opened]:
+        return [one for one in self.found.opened if one.found.choice is not None]
+
+    def _sharpen(self) -> None:
+        """Bound all layouts that are still in question once more, with memory."""
+        self._sharpen_at = len(self.layouts) + 1
+        limit = self.found.value
+        rows = np.array(
+            [item for bound, _, _, item in self.queue if isinstance(item, int) and bound < limit], dtype=np.int64
+        )
+        if not len(rows):
+            return
+        self.floors[rows] = np.maximum(self.floors[rows], sharpened(self.question, self.layouts.take(rows)))
+        self.queue = [
+            (max(bound, self.rates[item] * self.floors[item]), ticket, step, item)
+            if isinstance(item, int)
+            else (bound, ticket, step, item)
+            for bound, ticket, step, item in self.queue
+        ]
+        self.queue = [entry for entry in self.queue if math.isfinite(entry[0])]
+        heapq.heapify(self.queue)
+
+    def _hopeless(self, bound: float, step: int, item: Opened | int) -> bool:
+        """Whether a layout cannot be better, or not by more than the gap that is aimed at.
+
+        Walking equal stages is cheap and may give a better layout, so the first ones are not given up for the gap.
+        """
+        if step <= 1 and self.found.started < FREE_STARTS:
+            return bound >= self.found.value
         vpp = int(self.layouts.vpp[item]) if isinstance(item, int) else item.layout.vpp
         return bound * (1 + (TARGET if vpp == 1 else CHUNK_TARGET)) >= self.found.value
 
     def _limit_reached(self, step: int) -> bool:
         found = self.found
-        return (len(found.opened) >= MOST_OPENED, found.relaxed >= MOST_RELAXED, found.solved >= MOST_SOLVED)[step]
+        return (
+            len(found.opened) >= self.effort.opened,
+            False,
+            found.relaxed >= MOST_RELAXED,
+            found.solved >= MOST_SOLVED,
+        )[step]
 
     def _limit(self, step: int) -> str:
-        return (f"{MOST_OPENED} opened", f"{MOST_RELAXED} relaxed", f"{MOST_SOLVED} solved layouts")[step]
+        return (f"{self.effort.opened} opened", "", f"{MOST_RELAXED} relaxed", f"{MOST_SOLVED} solved layouts")[step]
 
     def _open(self, row: int) -> Opened | None:
         layout = self.layouts.row(row)
@@ -155,9 +250,9 @@ class Search:
             self.found.unplayable += 1
             return None
         problem = self.problem(layout)
-        opened = Opened(layout, row, Solving(problem))
+        opened = Opened(layout, row, float(self.rates[row]), Solving(problem))
         self.found.opened.append(opened)
-        opened.work.start()
+        opened.found.bound = max(opened.found.bound, float(self.floors[row]))
         return opened
 
     def problem(self, layout: Layout) -> StageProblem:
@@ -168,7 +263,6 @@ class Search:
             layout,
             taken,
             self.runs,
-            pipeline(layout.schedule, layout.pp, layout.vpp, micro),
             self.pools.of(layout.schedule, layout.pp, layout.vpp, micro),
             SPREAD if layout.vpp == 1 else 0,
             tail_layers(job.model),
@@ -184,6 +278,9 @@ class Search:
     def _advance(self, opened: Opened, step: int) -> None:
         cutoff = self._cutoff(opened)
         if step == 1:
+            self.found.started += 1
+            opened.work.start()
+        elif step == 2:
             self.found.relaxed += 1
             opened.work.relax(cutoff, self.effort)
         else:
@@ -196,19 +293,14 @@ class Search:
         if not math.isfinite(self.found.value):
             return math.inf
         target = TARGET if opened.layout.vpp == 1 else CHUNK_TARGET
-        rate = self.value(1.0, opened.layout)
-        return self.found.value / (1 + target) / rate
+        return self.found.value / (1 + target) / opened.rate
 
     def _keep_best(self, opened: Opened) -> None:
         if opened.found.choice is None:
             return
-        value = self.value(opened.found.seconds, opened.layout)
+        value = opened.found.seconds * opened.rate
         if value < self.found.value:
             self.found.value, self.found.best = value, opened
-
-
-LAST_STEP = 2
-"""Steps are: opened, relaxed, solved."""
 
 
 def saves(taken: Pieces) -> bool:
@@ -217,9 +309,10 @@ def saves(taken: Pieces) -> bool:
     return bool(np.any(taken.saved[:half] < taken.saved[half:] * (1 - 1e-9)))
 
 
-def spelled_out(opened: Opened, choice: Choice, pattern: tuple[str, ...]) -> Layout:
-    """The layout with its stages, and the recompute mode that they need."""
-    taken = opened.work.problem.pieces
+def spelled_out(opened: Opened, pattern: tuple[str, ...]) -> Layout:
+    """The layout with its best stages, and the recompute mode that they need."""
+    taken, choice = opened.work.problem.pieces, opened.found.choice
+    assert choice is not None
     used = {column.recompute for layers in choice.layers for column, n in zip(taken.columns, layers, strict=True) if n}
     recompute: Recompute = "full" if 2 in used else "selective" if 1 in used else "none"
     stages: list[Stage] = []

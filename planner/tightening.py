@@ -25,62 +25,72 @@ MAX_WAYS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Layers of the commonest kind that every rank can hold while no rank works longer than needed."""
+    """Layers of the commonest kind, and what a rank with so many works at least."""
 
     kind: str
-    full: tuple[int, ...]
-    """Of each rank."""
-    spare: int
-    """How many more these are than the layers of the kind."""
-    seconds: float
-    """Work per micro-batch of the slowest rank, at least."""
-    beyond: tuple[float, ...]
-    """Work per micro-batch of each rank with one layer more; infinite: the trust region excludes that."""
+    place: int
+    """Its first run."""
+    total: int
+    each: float
+    """Seconds of one layer and micro-batch without recompute."""
+    ends: tuple[float, ...]
+    """Seconds of embedding and head on each rank."""
 
-    def cases(self, step: Floats, cutoff: float) -> list[list[tuple[float, float]]]:
-        """Least and most layers of every rank, case by case; together they leave nothing out.
-
-        A rank holds more than its share (unless that alone takes until ``cutoff``), or none does; then no more than
-        ``spare`` ranks hold less, and one of the last ones is the last to hold all of it.
-        """
-        ranks = range(len(self.full))
-        found = [
-            [(self.full[one] + 1.0 if one == rank else 0.0, math.inf) for one in ranks]
-            for rank in ranks
-            if step[rank] < cutoff
-        ]
-        ends = [rank for rank in ranks if len(self.full) - 1 - rank <= self.spare]
-        return found + [
-            [(self.full[one] * float(one == last), float(self.full[one] - (one > last))) for one in ranks]
-            for last in reversed(ends)
-        ]
+    def even_seconds(self, ranks: int) -> float:
+        """Work per micro-batch of the slowest rank, at least, where whole layers are shared out as well as can be."""
+        ends = np.array(self.ends)
+        times = np.unique(ends[:, None] + np.arange(self.total + 1)[None] * self.each)
+        held = np.floor((times[:, None] - ends[None]) / self.each + 1e-9).clip(0).sum(axis=1)
+        enough = float(times[int(np.argmax(held >= self.total))])
+        return max(enough, float(ends.max()), (self.each * self.total + float(ends.sum())) / ranks)
 
 
 def whole_shares(problem: StageProblem) -> Shares:
-    """Share out whole layers so that the slowest rank is as fast as can be, recompute and other kinds left out."""
+    """Pick the commonest layer kind, recompute and other kinds left out."""
     pieces = problem.pieces
     totals: dict[str, int] = {}
     for run in problem.runs:
         totals[run.kind] = totals.get(run.kind, 0) + run.layers
     kind = max(totals, key=lambda one: totals[one])
     work = pieces.forward + pieces.backward
-    each = min(float(work[i]) for i, column in enumerate(pieces.columns) if column.kind == kind)
     ends = np.zeros(problem.pp)
-    ends[problem.walks.ranks[0]] += sum(pieces.first)
-    ends[problem.walks.ranks[-1]] += sum(pieces.last[:2])
-    times = np.unique(ends[:, None] + np.arange(totals[kind] + 1)[None] * each)
-    held = np.floor((times[:, None] - ends[None]) / each + 1e-9).clip(0)
-    enough = int(np.argmax(held.sum(axis=1) >= totals[kind]))
-    full = np.minimum(held[enough], problem.most_layers)
-    possible = full + 1 <= problem.most_layers
-    more = np.where(possible, (full + 1) * each + ends, math.inf)
+    ends[problem.ranks[0]] += sum(pieces.first)
+    ends[problem.ranks[-1]] += sum(pieces.last[:2])
     return Shares(
         kind=kind,
-        full=tuple(int(one) for one in full),
-        spare=max(int(full.sum()) - totals[kind], 0),
-        seconds=float(max(times[enough], ends.max(), (each * totals[kind] + ends.sum()) / problem.pp)),
-        beyond=tuple(float(one) for one in more),
+        place=next(i for i, run in enumerate(problem.runs) if run.kind == kind),
+        total=totals[kind],
+        each=min(float(work[i]) for i, column in enumerate(pieces.columns) if column.kind == kind),
+        ends=tuple(float(one) for one in ends),
     )
+
+
+def most_each(problem: StageProblem, shares: Shares, limit: float) -> list[int]:
+    """Layers that each rank can hold in a step of less than ``limit`` seconds, by its work alone."""
+    pieces = problem.pieces
+    after = least_tail(problem, math.inf) + pieces.tail.update.constant
+    passes = 2 * problem.vpp * pieces.host + sends_each(problem) * pieces.send
+    time = (limit - after) / pieces.num_microbatches - passes - pieces.per_microbatch
+    most = problem.most_layers if problem.vpp > 1 else problem.high
+    return [max(0, min(most, math.floor((time - ends) / shares.each + 1e-9))) for ends in shares.ends]
+
+
+def share_cases(most: list[int], total: int) -> list[list[tuple[float, float]]] | None:
+    """Least and most layers of every rank, case by case; together they leave nothing out. None: there is no way.
+
+    Ranks hold no more than ``most``, and no more of them hold less than these have to spare. So one of the last ranks
+    is the last to hold all that it can; where all of them can hold less, nothing is said.
+    """
+    spare = sum(most) - total
+    if spare < 0:
+        return None
+    if spare >= len(most):
+        return [[(0.0, float(one)) for one in most]]
+    ranks = range(len(most))
+    ends = [rank for rank in ranks if len(most) - 1 - rank <= spare]
+    return [
+        [(most[one] * float(one == last), float(most[one] - (one > last))) for one in ranks] for last in reversed(ends)
+    ]
 
 
 def share_rows(problem: StageProblem, shares: Shares, size: int) -> list[Floats]:
@@ -100,26 +110,25 @@ def chunk_bound(problem: StageProblem, shares: Shares, load: float) -> float:
     """Bound of virtual stages without a program, from ranks that hold all of their share.
 
     Such a rank works through all micro-batches, and waits before that for the first chunks of the ranks before it. They
-    hold what the ranks' other chunks and the later ranks leave. No more than ``spare`` ranks hold less, so of the ranks
-    with the largest bounds one more than that cannot all escape. ``load`` is the longest that a rank may work.
+    hold what the ranks' other chunks and the later ranks leave. No more ranks hold less than there is room to spare, so
+    of the ranks with the largest bounds one more than that cannot all escape. No rank works longer than ``load``.
     """
-    if problem.vpp == 1 or problem.layout.schedule != "interleaved" or shares.spare >= problem.pp:
+    spare = problem.pp * problem.most_layers - shares.total
+    if problem.vpp == 1 or problem.layout.schedule not in ("interleaved", "zbv", "dualpipe") or spare >= problem.pp:
         return 0.0
-    pieces, work = problem.pieces, problem.pieces.forward + problem.pieces.backward
-    each = min(float(work[i]) for i, column in enumerate(pieces.columns) if column.kind == shares.kind)
-    place = next(i for i, run in enumerate(problem.runs) if run.kind == shares.kind)
-    total = sum(run.layers for run in problem.runs if run.kind == shares.kind)
-    passes = 2 * problem.vpp * pieces.host + (2 * problem.vpp - 1) * pieces.send
+    pieces, full = problem.pieces, problem.most_layers
+    passes = 2 * problem.vpp * pieces.host + sends_each(problem) * pieces.send
     bounds = []
-    for rank, full in enumerate(shares.full):
-        before = total - full - sum(shares.full[rank + 1 :])
-        first_chunks = max(before - rank * (problem.vpp - 1) * problem.high, 0)
-        ends = (rank == 0) * sum(pieces.first) + (rank == problem.pp - 1) * sum(pieces.last[:2])
-        exact = least_work(problem, rank, place, full)
-        slowest = (each * full if exact is None else exact) + ends
-        ramp = first_chunks * each + rank * (2 * pieces.host + 1.5 * pieces.send)
+    for rank, ends in enumerate(shares.ends):
+        ramp = 0.0
+        if problem.layout.schedule == "interleaved":
+            before = shares.total - full * (problem.pp - rank)
+            first_chunks = max(before - rank * (problem.vpp - 1) * problem.high, 0)
+            ramp = first_chunks * shares.each + 2 * rank * pieces.host + max(2 * rank - 1, 0) * pieces.send
+        exact = least_work(problem, rank, shares.place, full)
+        slowest = (shares.each * full if exact is None else exact) + ends
         bounds.append(pieces.num_microbatches * (slowest + passes) + ramp)
-    return sorted(bounds)[-1 - shares.spare] + least_tail(problem, load) + pieces.tail.update.constant
+    return sorted(bounds)[-1 - spare] + least_tail(problem, load) + pieces.tail.update.constant
 
 
 def work_rows(problem: StageProblem, shares: Shares, size: int) -> list[tuple[Floats, float]]:
@@ -131,29 +140,27 @@ def work_rows(problem: StageProblem, shares: Shares, size: int) -> list[tuple[Fl
     """
     if problem.vpp == 1:
         return []
-    pieces, numbers = problem.pieces, problem.arrays
-    place = next(i for i, run in enumerate(problem.runs) if run.kind == shares.kind)
-    work = pieces.forward + pieces.backward
-    each = min(float(work[i]) for i, column in enumerate(pieces.columns) if column.kind == shares.kind)
+    numbers, most = problem.arrays, problem.most_layers
     found = []
     for rank, row in enumerate(share_rows(problem, shares, size)):
-        full, chunk = shares.full[rank], problem.chunks[rank]
-        first, last = 0 in chunk, problem.stages - 1 in chunk
-        ends = first * sum(pieces.first) + last * sum(pieces.last[:2])
-        least = {count: ends + each * count for count in range(problem.most_layers + 1)}
-        for count in range(max(full - 1, 0), min(full + 1, problem.most_layers) + 1):
-            exact = least_work(problem, rank, place, count)
+        chunk, ends, each = problem.chunks[rank], shares.ends[rank], shares.each
+        least = {count: ends + each * count for count in range(most + 1)}
+        even = min(most, math.ceil(shares.total / problem.pp))
+        for count in range(max(even - 1, 0), most + 1):
+            exact = least_work(problem, rank, shares.place, count)
             if exact is not None:
                 least[count] = exact + ends
-        if not math.isfinite(least[full]) or least[full] <= ends + each * full * (1 + 1e-9):
-            continue
-        slope = max((least[full] - least[count]) / (full - count) for count in range(full)) if full else 0.0
-        if any(least[count] < least[full] + slope * (count - full) - 1e-12 for count in least if count > full):
-            continue
-        line = -slope * row
         mine = np.isin(numbers["stage"], chunk)
-        line[: len(mine)] += np.where(mine, numbers["forward"] + numbers["backward"], 0.0)
-        found.append((line, least[full] - slope * full))
+        work = np.where(mine, numbers["forward"] + numbers["backward"], 0.0)
+        for at in range(max(even - 1, 1), most + 1):
+            if not math.isfinite(least[at]) or least[at] <= ends + each * at * (1 + 1e-9):
+                continue
+            slope = max((least[at] - least[count]) / (at - count) for count in range(at))
+            if any(least[count] < least[at] + slope * (count - at) - 1e-12 for count in least if count > at):
+                continue
+            line = -slope * row
+            line[: len(work)] += work
+            found.append((line, least[at] - slope * at))
     return found
 
 
@@ -186,12 +193,11 @@ def _least_work_of(problem: StageProblem, rank: int, place: int, count: int) -> 
     return best
 
 
-def beyond_bounds(problem: StageProblem, shares: Shares) -> Floats:
-    """Step if a rank holds more than its share: its work alone, and the least that follows the pipeline."""
-    pieces, tail = problem.pieces, problem.pieces.tail
-    passes = 2 * problem.vpp * pieces.host + (2 * problem.vpp - 1) * pieces.send
-    pipeline = pieces.num_microbatches * (np.array(shares.beyond) + passes + pieces.per_microbatch)
-    return np.asarray(pipeline + least_tail(problem, math.inf) + tail.update.constant)
+def sends_each(problem: StageProblem) -> int:
+    """Results of a micro-batch that a rank sends at least; in a V the turn stays on its rank."""
+    if problem.pp == 1:
+        return 0
+    return 2 if problem.ranks[problem.pp : problem.pp + 1] == (problem.pp - 1,) else 2 * problem.vpp - 1
 
 
 def mean_params(problem: StageProblem) -> tuple[float, float]:

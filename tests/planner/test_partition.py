@@ -6,7 +6,7 @@ import pytest
 
 from planner.contents import runs_of
 from planner.partition import Effort, solve_partition
-from planner.paths import PathPools, pipeline
+from planner.paths import PathPools
 from planner.search import spelled_out
 from planner.stage_problem import StageProblem
 from scenarios.layout import Layout
@@ -19,11 +19,8 @@ from simulator.training import play_step
 def problem_of(scenario, layout, spread=2):
     parts = pieces(scenario.cluster, scenario.job, layout)
     m = parts.num_microbatches
-    walks = pipeline(layout.schedule, layout.pp, layout.vpp, m)
     pool = PathPools().of(layout.schedule, layout.pp, layout.vpp, m)
-    return StageProblem(
-        layout, parts, runs_of(scenario.model.pattern), walks, pool, spread, tail_layers(scenario.model)
-    )
+    return StageProblem(layout, parts, runs_of(scenario.model.pattern), pool, spread, tail_layers(scenario.model))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +44,7 @@ def test_the_simulator_plays_the_choice_in_the_time_that_was_promised():
     scenario, layout = load_scenario("llama3-70b-512-h100"), Layout(tp=4, pp=8, dp=16, sequence_parallel=True)
     problem = problem_of(scenario, layout)
     found = solve_partition(problem, Effort())
-    opened = SimpleNamespace(work=SimpleNamespace(problem=problem), layout=layout)
-    chosen = spelled_out(opened, found.choice, scenario.model.pattern)
+    opened = SimpleNamespace(work=SimpleNamespace(problem=problem), found=found, layout=layout)
+    chosen = spelled_out(opened, scenario.model.pattern)
     assert sum(one.layers for one in chosen.stages) == scenario.model.num_layers
     assert play_step(scenario.cluster, scenario.job, chosen).step_seconds == pytest.approx(found.seconds, rel=1e-6)

@@ -14,7 +14,7 @@ from planner.playing import played_step
 from planner.pricing import best_of_each, peaks, times
 from scenarios.faults import Failure, Faults
 from scenarios.job import Job
-from scenarios.layout import Layout, Stage
+from scenarios.layout import RECOMPUTES, Layout, Stage
 from scenarios.prices import Prices
 from scenarios.scenario import Scenario
 from simulator.memory import memory_use
@@ -66,7 +66,9 @@ def test_the_plan_keeps_every_promise_of_the_contract(scenario: Scenario) -> Non
     assert solver["candidates"] == solver["legal"] + sum(one["count"] for one in solver["rejected_by_rule"].values())
     assert solver["feasible"] + solver["rejected_by_memory"] == solver["legal"]
     assert solver["bound_seconds"] <= solver["objective_seconds"] == told["step_seconds"]
-    assert solver["solved_exactly"] == 0
+    assert 0 <= solver["gap"] <= 0.03
+    assert solver["solved_exactly"] <= solver["relaxed"] <= solver["opened"]
+    assert solver["opened"] + solver["bounded"] == solver["feasible"]
 
 
 def test_days_cost_and_energy_follow_from_the_step(scenario: Scenario) -> None:
@@ -82,21 +84,25 @@ def test_days_cost_and_energy_follow_from_the_step(scenario: Scenario) -> None:
 
 
 def test_the_chosen_layout_is_the_fastest_by_brute_force(scenario: Scenario, ask: Any) -> None:
-    """Every legal layout is played; none that fits is faster than the plan."""
+    """Every legal layout with equal stages and every recompute mode is played; none that fits is faster than the plan.
+
+    None is faster than the printed bound either, whatever its stages.
+    """
     small = changed(scenario, cluster=scenario.cluster.model_copy(update={"pools": _nodes(scenario, 1)}))
     small = changed(small, job={"global_batch_size": 16, "target_tokens": None})
     made = plan(small)
-    layouts = legal_layouts(ask(small.cluster, small.model, seq=4096, batch=16)).layouts
     question = ask(small.cluster, small.model, seq=4096, batch=16)
-    closed = times(question, layouts)
-    near = np.flatnonzero(closed < 1.1 * made.solver["closed_form_seconds"])
-    one_of_each = best_of_each(layouts, closed, near, ("tp", "cp", "pp", "vpp", "schedule", "recompute", "sharding"))
     best = np.inf
-    for row in one_of_each:
-        layout = with_stages(layouts.row(int(row)), small.model)
-        if memory_use(small.cluster, small.job, layout).headroom_bytes >= 0:
-            best = min(best, played_step(small.cluster, small.job, layout).total_seconds)
+    for mode in RECOMPUTES:
+        layouts = legal_layouts(question, {"recompute": mode}).layouts
+        closed = times(question, layouts)
+        near = np.flatnonzero(closed < 1.1 * made.predicted["step_seconds"])
+        for row in best_of_each(layouts, closed, near, ("tp", "cp", "pp", "vpp", "schedule", "sharding")):
+            layout = with_stages(layouts.row(int(row)), small.model)
+            if memory_use(small.cluster, small.job, layout).headroom_bytes >= 0:
+                best = min(best, played_step(small.cluster, small.job, layout).total_seconds)
     assert made.predicted["step_seconds"] <= best * (1 + 1e-9)
+    assert made.solver["bound_seconds"] <= best * (1 + 1e-9)
 
 
 def _nodes(scenario: Scenario, count: int) -> Any:
@@ -137,10 +143,13 @@ def test_pins_are_kept_and_the_free_choice_is_told(scenario: Scenario) -> None:
     assert made.alternatives[0]["step_seconds"] < made.predicted["step_seconds"]
 
 
-def test_thirty_layers_on_four_stages_are_told_as_7887(scenario: Scenario) -> None:
+def test_stages_of_thirty_layers_beat_equal_ones_and_are_told(scenario: Scenario) -> None:
     made = plan(scenario, pins={"tp": 4, "pp": 4, "vpp": 1, "schedule": "1f1b"})
-    assert [stage.layers for stage in made.layout.stages] == [7, 8, 8, 7]
-    assert "7/8/8/7" in " ".join(made.predicted["notes"])
+    sizes = [stage.layers for stage in made.layout.stages]
+    assert sum(sizes) == 30
+    assert sizes[-1] < 8  # the head is there
+    assert made.predicted["step_seconds"] <= made.solver["uniform_seconds"]
+    assert "/".join(map(str, sizes)) in " ".join(made.predicted["notes"])
 
 
 def test_pinned_stages_are_what_is_planned(scenario: Scenario) -> None:
