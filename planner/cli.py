@@ -13,7 +13,10 @@ import click
 from topologies.console import command, console, json_option, print_json, say
 
 COMMANDS = {
-    "calibrate": ("runtime.commands:calibrate", "Measure this machine (or read logs) into a cluster profile."),
+    "calibrate": (
+        "runtime.calibration.commands:calibrate",
+        "Measure this machine, or learn from logs.",
+    ),
     "collective": ("simulator.commands:collective", "Predict one collective on a cluster."),
     "compare": ("reports.commands:compare", "Compare a plan's promise with a measurement."),
     "data": ("runtime.commands:data", "Make token files for training from text."),

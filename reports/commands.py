@@ -12,6 +12,7 @@ from planner.plan import read_plan
 from reports.comparison import FLOP_CONVENTION, Comparison
 from reports.comparison import compare as compare_with
 from reports.comparison_tables import comparison_rows, goodput_rows, goodput_words, phase_rows
+from reports.dry_run import read_dry_run
 from reports.log_comparison import compare_file
 from reports.tables import percent, seconds
 from simulator.outcome import read_measurement
@@ -91,6 +92,7 @@ def _show(comparison: Comparison) -> None:
     type=click.Path(path_type=Path),
     help="Another plan and its measurement, to show beside this one; may be given several times.",
 )
+@click.option("--dry-run", "dry_run_file", metavar="FILE", help="A dry run of the plan: traced memory, collectives.")
 @click.option("-o", "--output", default="report.html", show_default=True, help="File to write; - is stdout.")
 @force_option
 @json_option
@@ -98,6 +100,7 @@ def report(
     plan_file: Path,
     measurement_files: tuple[Path, ...],
     rival_files: tuple[tuple[Path, Path], ...],
+    dry_run_file: str | None,
     output: str,
     force: bool,
     as_json: bool,
@@ -106,6 +109,7 @@ def report(
 
     \b
     headway report plan.json -o report.html
+    headway run plan.json --dry-run -o dry.json; headway report plan.json --dry-run dry.json
     headway report plan.json measurement.json --rival other-plan.json other-measurement.json -o report.html
     """
     if as_json and output == "-":
@@ -121,7 +125,8 @@ def report(
     measurements = [read_measurement(file) for file in measurement_files]
     rivals = [(read_plan(rival), read_measurement(file)) for rival, file in rival_files]
     files = [str(plan_file), *map(str, measurement_files)]
-    page = write(plan, measurements, rivals, picture=play(plan), files=files, force=force)
+    dry = None if dry_run_file is None else read_dry_run(dry_run_file)
+    page = write(plan, measurements, rivals, picture=play(plan), dry=dry, files=files, force=force)
     write_output(output, page)
     if as_json:
         pairs = [*((plan, one) for one in measurements), *rivals]

@@ -17,6 +17,7 @@ from reports import comparison_tables, tables
 from reports.answer import answer
 from reports.charts import comparison_chart, memory_chart, step_chart
 from reports.comparison import FLOP_CONVENTION, Comparison, compare, promised
+from reports.dry_run import DryRun, traced_section
 from reports.inputs import assumptions, by_source
 from reports.timeline import MOST_RANKS, Picture, timeline_chart
 from scenarios.layout import Layout
@@ -48,6 +49,7 @@ def report(
     rivals: Sequence[tuple[Plan, Measurement]] = (),
     *,
     picture: Picture | None = None,
+    dry: DryRun | None = None,
     files: Sequence[str] = ("plan.json",),
     force: bool = False,
 ) -> str:
@@ -58,6 +60,7 @@ def report(
         measurements: real runs of this plan.
         rivals: other plans for the same scenario, each with its real run.
         picture: the step played event by event; None leaves the timeline out.
+        dry: a rank of the plan traced without weights.
         files: names of the plan file and the measurement files, for the commands that repeat the report.
         force: accept measurements of another plan.
 
@@ -79,6 +82,7 @@ def report(
             step=_step(plan),
             memory=_memory(plan),
             timeline=_timeline(plan, picture),
+            traced=traced_section(plan, dry, force=force),
             measured=_measured([*comparisons, *rival_comparisons]),
             alternatives=tables.alternative_rows(plan),
             checkpoint_rows=tables.facts(plan.checkpoint),

@@ -1,26 +1,23 @@
-"""``headway run`` and ``headway calibrate``. torch is imported by the workers only."""
+"""``headway run`` and ``headway data``. torch is imported by the workers only."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from rich.table import Table
 
 from planner.plan import Plan, read_plan
 from runtime.build_data import build, byte_tokenizer, file_tokenizer
-from runtime.calibrate import calibrate_machine
-from runtime.cluster_file import to_yaml
+from runtime.dry_run import dry_run
 from runtime.environment import CONTENDED_SHARE
-from runtime.job import Durability, dry_run, run_plan
+from runtime.job import Durability, run_plan
 from runtime.launch import require_torch
 from runtime.request import DataSettings
-from runtime.run_offsets import RunOffset, offset_of_runs
 from simulator.outcome import Measurement, plain
-from topologies.cluster import Cluster
-from topologies.console import command, json_option, print_json, say, write_output
+from topologies.console import command, console, json_option, print_json, say, write_output
 from topologies.document import to_json
 from topologies.errors import InputError
 from topologies.units import format_quantity, parse_quantity
@@ -78,8 +75,9 @@ def durable_options(function: Decorated) -> Decorated:
     help="Of the files of a Slurm job, on a file system that its nodes share.",
 )
 @click.option("--timeout", default="30 min", show_default=True, help="End the job after this time.")
-@click.option("--dry-run", "only_tell", is_flag=True, help="Say what would be started, and start nothing.")
-@click.option("-o", "--output", help="Write the measurement to this file ('-' is stdout).")
+@click.option("--dry-run", "only_tell", is_flag=True, help="Start nothing: say what would run, and trace one rank.")
+@click.option("--trace/--no-trace", default=True, help="With --dry-run: memory and collectives of a rank, on shapes.")
+@click.option("-o", "--output", help="Write the measurement (or dry run) to this file ('-' is stdout).")
 @durable_options
 @json_option
 def run(
@@ -90,6 +88,7 @@ def run(
     job_dir: str,
     timeout: str,
     only_tell: bool,
+    trace: bool,
     output: str | None,
     as_json: bool,
     **durable: Any,
@@ -101,16 +100,19 @@ def run(
     \b
     headway run plan.json --steps 200 --checkpoint-dir checkpoints -o measurement.json
     headway run plan.json --steps 400 --checkpoint-dir checkpoints --resume
+    headway run plan-for-1024-gpus.json --dry-run -o dry-run.json
     """
     limit = _seconds(timeout)
     tokens = _tokens(durable.pop("data"), durable.pop("data_cache"))
     durability = _durability(durable)
     chosen = read_plan(plan)
     if only_tell:
-        told = dry_run(chosen, steps=steps, seed=seed)
-        if as_json:
+        told = dry_run(chosen, steps=steps, seed=seed, trace=trace)
+        if output:
+            write_output(output, to_json(told) + "\n")
+        if as_json and output != "-":
             print_json(told)
-        else:
+        elif output != "-":
             _tell_dry_run(told)
         return
     if launcher == "slurm":
@@ -152,77 +154,6 @@ def _run_on_slurm(plan: Plan, job_dir: str, *, steps: int, seed: int, limit: flo
     return run_on_slurm(plan, Path(job_dir), wishes, timeout_seconds=limit, on_progress=lambda line: say(f"  {line}"))
 
 
-@command()
-@click.argument("more_runs", metavar="[LOG]...", nargs=-1)
-@click.option("-o", "--output", help="Write the cluster document, or the offset, to this file ('-' is stdout).")
-@click.option("--runs", multiple=True, metavar="LOG...", help="Learn from measured runs instead: logs or measurements.")
-@click.option("--plan", "plans", multiple=True, metavar="PLAN", help="With --runs: of all runs, or one for each.")
-@click.option("--published", metavar="RUNS.json", help="Fit the simulator's parameters to published runs instead.")
-@click.option("--ranks", default="2,4", show_default=True, help="Group sizes in which collectives are measured.")
-@click.option("--force", is_flag=True, help="Measure again although the file holds for this machine.")
-@json_option
-def calibrate(
-    more_runs: tuple[str, ...],
-    output: str | None,
-    runs: tuple[str, ...],
-    plans: tuple[str, ...],
-    published: str | None,
-    ranks: str,
-    force: bool,
-    as_json: bool,
-) -> None:
-    r"""Measure this machine into a cluster document: rates by shape, collectives by size, fixed costs.
-
-    With --runs it measures nothing and learns from a few runs of a plan by how much predictions for their stack are
-    off: one factor, pulled towards 1.
-
-    \b
-    headway calibrate -o this-machine.yaml
-    headway calibrate --runs first.log second.log --plan plan.json
-    headway calibrate --published runs.json -o parameters.yaml
-    """
-    if published:
-        if runs or more_runs or plans:
-            raise click.UsageError("--published fits to published runs alone; leave out --runs, --plan and logs")
-        _fit_published(published, output, as_json)
-        return
-    if runs:
-        _learn(offset_of_runs(plans, (*runs, *more_runs)), output, as_json)
-        return
-    if more_runs or plans:
-        raise click.UsageError("logs and --plan go with --runs: headway calibrate --runs LOG... --plan PLAN")
-    require_torch("headway calibrate")
-    if not re.fullmatch(r"\d+(,\d+)*", ranks):
-        raise InputError(f"--ranks {ranks!r} is not a list of numbers", hint="for example --ranks 2,4")
-    sizes = tuple(sorted({int(word) for word in ranks.split(",")}))
-    path = Path(output) if output and output != "-" else None
-    cluster, fresh = calibrate_machine(path, ranks=sizes, force=force, on_progress=lambda line: say(f"  {line}"))
-    if path is not None:
-        say(f"wrote {path}" if fresh else f"{path} holds for this machine and is used again (--force measures anew)")
-    if output == "-":
-        write_output("-", to_yaml(cluster))
-    elif as_json:
-        print_json(cluster.model_dump(mode="json"))
-    else:
-        _tell_calibration(cluster)
-
-
-def _fit_published(published: str, output: str | None, as_json: bool) -> None:
-    from simulator.fitting import fit_json, fit_published, parameters_text
-    from simulator.published import read_runs
-
-    fit = fit_published(read_runs(published))
-    if output:
-        write_output(output, parameters_text(fit))
-    if as_json and output != "-":
-        print_json(fit_json(fit))
-    elif output != "-":
-        for name, one in fit_json(fit)["parameters"].items():
-            ends = f"{one['low']:.4g} to {one['high']:.4g}"
-            click.echo(f"{name:40} {one['value']:.4g}  ({ends}, prior {one['prior']:.4g})")
-        say(f"fitted to {fit.rows} runs of {fit.sources} sources")
-
-
 @click.group()
 def data() -> None:
     """Make token files for training."""
@@ -255,36 +186,6 @@ def build_data(inputs: tuple[Path, ...], prefix: Path, tokenizer: Path | None, k
 data.add_command(build_data)
 
 
-def _learn(found: RunOffset, output: str | None, as_json: bool) -> None:
-    if output:
-        write_output(output, to_json(found.as_json()) + "\n")
-    if as_json and output != "-":
-        print_json(found.as_json())
-    elif output != "-":
-        _tell_offset(found)
-
-
-def _tell_offset(found: RunOffset) -> None:
-    offset = found.offset
-    for one in found.runs:
-        click.echo(
-            f"{Path(one.file).name}: {one.measured_seconds:.4g} s measured, {one.predicted_seconds:.4g} s predicted "
-            f"({one.measured_seconds / one.predicted_seconds:.3f})"
-        )
-        for note in one.notes:
-            say(f"note: {note}")
-    click.echo(
-        f"factor {offset.factor:.3f}: {100 * offset.weight:.0f} % of the median {offset.at_face_value:.3f} is believed "
-        f"after {offset.runs} run{'s' if offset.runs > 1 else ''}"
-    )
-    for plan, told in found.shifted.items():
-        low, high = told["step_seconds_low"], told["step_seconds_high"]
-        click.echo(f"{Path(plan).name}: {told['step_seconds']:.4g} s with it ({low:.4g} to {high:.4g} s)")
-    say(f"to use it: headway plan SCENARIO --set stack.step_factor={found.step_factor:.3f}")
-    for warning in offset.warnings:
-        say(f"warning: {warning}")
-
-
 def _seconds(words: str, option: str = "--timeout") -> float:
     try:
         return parse_quantity(words, "seconds")
@@ -309,8 +210,11 @@ def _durability(given: dict[str, Any]) -> Durability:
 
 
 def _tell_dry_run(told: dict[str, Any]) -> None:
-    settings = " ".join(f"{name}={value}" for name, value in told["environment"].items())
-    click.echo(f"{settings} \\\n  {' '.join(told['command'])}")
+    if told["fits_here"]:
+        settings = " ".join(f"{name}={value}" for name, value in told["environment"].items())
+        click.echo(f"{settings} \\\n  {' '.join(told['command'])}")
+    else:
+        say(f"not to be run here: {told['not_here']}")
     mesh = " x ".join(f"{axis} {size}" for axis, size in told["mesh"].items())
     click.echo(f"mesh {mesh}; {told['num_microbatches']} micro-batches; {told['data_parallel']}")
     if told["oversubscription"] > 1:
@@ -319,6 +223,28 @@ def _tell_dry_run(told: dict[str, Any]) -> None:
         place = " ".join(f"{axis}{index}" for axis, index in one["coordinates"].items())
         stages = "; ".join(_stage_words(stage) for stage in one["stages"])
         click.echo(f"rank {one['rank']} ({place}): {stages}")
+    if len(told["ranks"]) < told["world_size"]:
+        say(f"one rank of each pipeline rank is shown; all {told['world_size']:,} hold what it holds")
+    if told["trace"] is None:
+        say(f"no rank was traced: {told['trace_refused']}")
+    else:
+        _tell_trace(told["trace"])
+
+
+def _tell_trace(traced: dict[str, Any]) -> None:
+    memory = traced["traced_memory"]
+    say(f"rank {traced['rank']} traced without weights; memory is fullest in: {memory['peak_moment']}")
+    table = Table("memory of the rank", "traced", "predicted", "error")
+    for row in traced["memory"]:
+        error = "-" if row["error"] is None else f"{row['error']:+.1%}"
+        sizes = [format_quantity(row[f"{side}_bytes"], "bytes") for side in ("traced", "predicted")]
+        table.add_row(row["part"], *sizes, error)
+    console().print(table)
+    table = Table("collective of a step", "axis", "dtype", "count", "buffer", "all")
+    for one in traced["collectives"]:
+        sizes = [format_quantity(size, "bytes") for size in (one["bytes"], one["bytes"] * one["count"])]
+        table.add_row(one["operation"], one["axis"], one["dtype"], f"{one['count']:,}", *sizes)
+    console().print(table)
 
 
 def _stage_words(stage: dict[str, Any]) -> str:
@@ -365,18 +291,3 @@ def _tell_run(run: dict[str, Any]) -> None:
     for save in run["saves"]:
         if save["error"] is not None:
             click.echo(f"not saved step {save['step']}: {save['error']}")
-
-
-def _tell_calibration(cluster: Cluster) -> None:
-    measured = cluster.measured
-    assert measured is not None
-    for precision, peak in cluster.gpu.peak_flop_per_second.items():
-        click.echo(f"{precision:<11}{format_quantity(peak, 'flop_per_second')} per core, best matrix product")
-    bandwidth = format_quantity(measured.memory_bandwidth_bytes_per_second, "bytes_per_second")
-    click.echo(f"{'memory':<11}{bandwidth} per core, elementwise operations of a layer")
-    busbw = format_quantity(cluster.scale_up.bus_bandwidth_bytes_per_second, "bytes_per_second")
-    click.echo(f"{'all-reduce':<11}{busbw} bus bandwidth of two ranks")
-    costs = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in measured.host_seconds.items())
-    click.echo(f"{'host':<11}{costs}")
-    told = measured.environment
-    click.echo(f"{'spread':<11}{told['spread']}; others took {told['foreign_cpu_share']} of the cores")

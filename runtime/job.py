@@ -6,14 +6,13 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from planner.plan import Plan
 from runtime.environment import usable_cores
 from runtime.indexed_data import check_data
-from runtime.launch import launch_command, launch_environment, run_job
+from runtime.launch import run_job
 from runtime.measurement import measurement_from
-from runtime.ranks import coordinates, shares, stages_of
 from runtime.request import CheckpointSettings, DataSettings, TrainRequest
 from runtime.resume import check_folder
 from runtime.support import check_runnable
@@ -67,26 +66,16 @@ def request_for(
     """Turn a plan into what the workers are asked.
 
     Raises:
-        InputError: the runtime does not execute such a plan, or this machine cannot hold it.
+        InputError: the runtime does not execute such a plan.
     """
-    job, layout, cluster = plan.scenario.job, plan.layout, plan.scenario.cluster
+    job, layout = plan.scenario.job, plan.layout
     check_runnable(job, layout)
-    on_cpu = cluster.gpu.architecture == "cpu"
-    here = RANKS_PER_CORE * usable_cores() if on_cpu else gpus_here()
-    if layout.world_size > here:
-        what = f"{layout.world_size} ranks on {cluster.gpu.name}"
-        has = f"{usable_cores()} cores" if on_cpu else f"{here} GPUs"
-        raise InputError(
-            f"the plan needs {what}, and this machine has {has}",
-            hint="plan for this machine: 'headway calibrate -o machine.yaml', then --set cluster=machine.yaml",
-            key="layout",
-        )
     settings = durability.settings(plan, steps)
     restarts = durability.max_restarts if durability.max_restarts is not None else MAX_RESTARTS if settings else 0
     return TrainRequest(
         job=job,
         layout=layout,
-        device="cpu" if on_cpu else "cuda",
+        device="cpu" if on_cpu(plan) else "cuda",
         steps=steps,
         warmup_steps=min(MOST_WARMUP_STEPS, max(steps - 1, 0)),
         seed=seed,
@@ -96,6 +85,29 @@ def request_for(
         heartbeat_timeout_seconds=durability.heartbeat_timeout_seconds,
         progress_timeout_seconds=durability.progress_timeout_seconds,
     )
+
+
+def on_cpu(plan: Plan) -> bool:
+    """Tell whether a plan is for CPU cores."""
+    return plan.scenario.cluster.gpu.architecture == "cpu"
+
+
+def check_room(plan: Plan) -> None:
+    """Refuse a plan that this machine cannot hold.
+
+    Raises:
+        InputError: more ranks than the cores or GPUs of this machine can take.
+    """
+    gpu, world_size = plan.scenario.cluster.gpu, plan.layout.world_size
+    here = RANKS_PER_CORE * usable_cores() if on_cpu(plan) else gpus_here()
+    if world_size > here:
+        has = f"{usable_cores()} cores" if on_cpu(plan) else f"{here} GPUs"
+        raise InputError(
+            f"the plan needs {world_size} ranks on {gpu.name}, and this machine has {has}",
+            hint="look at it with --dry-run; or plan for this machine: 'headway calibrate -o machine.yaml', then "
+            "--set cluster=machine.yaml",
+            key="layout",
+        )
 
 
 def gpus_here() -> int:
@@ -134,60 +146,10 @@ def run_plan(
         MissingExtra: torch is not installed.
     """
     request = request_for(plan, steps=steps, seed=seed, durability=durability, data=data)
+    check_room(plan)
     if data is not None:
         check_data(data, plan.scenario.job)
     if request.checkpoint is not None:
         check_folder(request, resume=durability.resume)
     report, events = run_job(request, timeout_seconds=timeout_seconds, on_progress=on_progress)
     return measurement_from(plan, request, report, events)
-
-
-def dry_run(plan: Plan, *, steps: int, seed: int = 0) -> dict[str, Any]:
-    """Say what would be started, without torch: the command, its environment, the meshes, what each rank holds."""
-    request = request_for(plan, steps=steps, seed=seed)
-    layout, model, cores = plan.layout, plan.scenario.model, usable_cores()
-    divided = shares(model, layout)
-    held = []
-    for rank in range(layout.world_size):
-        place = coordinates(layout, rank)
-        stages = [divided[index] for index in stages_of(layout, place["pp"])]
-        held.append(
-            {
-                "rank": rank,
-                "coordinates": place,
-                "stages": [
-                    {
-                        "stage": stage.index,
-                        "layers": [stage.first, stage.last],
-                        "embedding": stage.embedding,
-                        "head": stage.head,
-                        "recompute_layers": stage.recompute_layers,
-                    }
-                    for stage in stages
-                ],
-            }
-        )
-    return {
-        "command": launch_command(layout.world_size, Path("WORKING_DIRECTORY"), request.max_restarts),
-        "environment": launch_environment(),
-        "world_size": layout.world_size,
-        "oversubscription": max(1.0, layout.world_size / cores) if request.device == "cpu" else 1.0,
-        "mesh": {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp},
-        "rank_order": list(layout.rank_order),
-        "num_microbatches": layout.num_microbatches(plan.scenario.job),
-        "data_parallel": data_parallel_words(plan),
-        "ranks": held,
-    }
-
-
-def data_parallel_words(plan: Plan) -> str:
-    """Name the mechanism behind the plan's sharding."""
-    layout = plan.layout
-    if layout.dp == 1:
-        return "one replica: AdamW on local weights"
-    return {
-        "none": "one all-reduce of all gradients per step",
-        "zero1": "reduce-scatter of all gradients, AdamW on a slice, all-gather of the weights, per step",
-        "zero2": "FSDP2 without resharding after forward; weights gathered once per step",
-        "zero3": "FSDP2 with resharding after forward",
-    }[layout.optimizer_sharding]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,17 +18,16 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from runtime.ledger import GRADIENTS, OPTIMIZER, PURPOSES, WEIGHTS, Ledger
+from runtime.ledger import ACTIVATIONS, GRADIENTS, OPTIMIZER, PURPOSES, WEIGHTS, Ledger
 from runtime.mesh import Meshes, build_meshes
 from runtime.optimizer import ReplicaOptimizer, build_optimizer
 from runtime.parallelize import parallelize
 from runtime.pipeline import MicrobatchRunner
-from runtime.ranks import shares
+from runtime.ranks import StageShare, rank_at, shares, stages_of
 from runtime.request import TrainRequest
+from runtime.traced_pipeline import least_microbatches, run_stages
 from runtime.train import DTYPES
 from runtime.transformer import Decoder
-from scenarios.job import Job
-from scenarios.model import ModelSpec
 
 DEVICE = torch.device("cpu")
 """A CPU build of torch knows no other device; on shapes alone only the choice of kernels depends on it."""
@@ -36,82 +37,104 @@ def main() -> None:
     """Trace what stdin asks for."""
     asked = json.load(sys.stdin)
     request = TrainRequest.model_validate(asked["request"])
-    sys.stdout.write(json.dumps(trace(request, asked["depths"])))
+    sys.stdout.write(json.dumps(trace(request, asked["depths"], asked["pipeline_rank"])))
 
 
-def trace(request: TrainRequest, depths: list[int]) -> list[dict[str, Any]]:
-    """Trace rank 0 of a job for models of each depth.
+def trace(request: TrainRequest, depths: list[int], pipeline_rank: int = 0) -> list[dict[str, Any]]:
+    """Trace the first rank of a pipeline rank, with so many layers in each of its stages; 0: with all.
 
     Returns:
-        Per depth: ``peaks`` by moment and purpose, ``collectives`` with their count in a step of one micro-batch and
-        of two, and the bytes of ``state`` that stay between steps.
+        Per depth: ``peaks`` by moment and purpose, ``collectives`` with their count in a step of so many
+        ``num_microbatches`` (two numbers), and the bytes of ``state`` that stay between steps.
     """
     torch.set_num_threads(1)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.world_size)
+    rank = rank_at(request.layout, pp=pipeline_rank)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=request.world_size)
     try:
         meshes = build_meshes(request.layout, DEVICE, tied_embeddings=request.job.model.tied_embeddings)
         assert meshes is not None
-        return [trace_depth(request, meshes, depth) for depth in depths]
+        return [trace_depth(request, meshes, depth, pipeline_rank) for depth in depths]
     finally:
         dist.destroy_process_group()
 
 
-def trace_depth(request: TrainRequest, meshes: Meshes, depth: int) -> dict[str, Any]:
-    """Run a step of one micro-batch, which fills torch's caches, and then the step that counts."""
-    job, layout = shortened(request.job, depth), request.layout
+def trace_depth(request: TrainRequest, meshes: Meshes, depth: int, pipeline_rank: int) -> dict[str, Any]:
+    """Run a step of few micro-batches, which fills torch's caches, and then the step that counts."""
+    job, layout = request.job, request.layout
+    held = shares(job.model, layout)
     with torch.device("meta"):
-        decoder = Decoder(
-            job.model,
-            shares(job.model, layout)[0],
-            recompute_core=layout.recompute == "selective",
-            dtype=DTYPES[job.precision],
-        )
-    parallelize(decoder, layout, meshes)
-    counted = min(2, layout.num_microbatches(job))
+        decoders = {
+            index: Decoder(
+                job.model,
+                shortened(held[index], depth),
+                recompute_core=layout.recompute == "selective",
+                dtype=DTYPES[job.precision],
+            )
+            for index in stages_of(layout, pipeline_rank)
+        }
+    for decoder in decoders.values():
+        parallelize(decoder, layout, meshes)
+    counts = least_microbatches(layout, job, pipeline_rank)
     axes = {getattr(meshes, axis).get_group().group_name: axis for axis in ("pp", "dp", "tp")}
     with FakeTensorMode(allow_non_fake_inputs=True):
-        decoder.to_empty(device=DEVICE)
-        decoder.tie()
-        optimizer = build_optimizer([decoder], layout, meshes, request.learning_rate)
+        for decoder in decoders.values():
+            decoder.to_empty(device=DEVICE)
+            decoder.tie()
+        optimizer = build_optimizer(decoders.values(), layout, meshes, request.learning_rate)
         ledgers = [Ledger(axes), Ledger(axes)]
-        for ledger, num_microbatches in zip(ledgers, (1, counted), strict=True):
-            step(ledger, decoder, optimizer, request, num_microbatches)
+        for ledger, num_microbatches in zip(ledgers, counts, strict=True):
+            step(ledger, decoders, optimizer, request, pipeline_rank, num_microbatches)
     first, last = ledgers
     return {
-        "depth": depth,
+        "depth": depth or max(share.last - share.first for share in held),
         "peaks": {moment: {name: peak[name] for name in PURPOSES} for moment, peak in last.peaks.items()},
         "state": {name: last.held[name] for name in (WEIGHTS, OPTIMIZER)}
         | {GRADIENTS: last.peaks["reduced"][GRADIENTS]},
         "collectives": [
             [*key, first.collectives[key], last.collectives[key]] for key in {**first.collectives, **last.collectives}
         ],
-        "num_microbatches": counted,
+        "num_microbatches": counts,
     }
 
 
-def shortened(job: Job, depth: int) -> Job:
-    """The job with the first so many layers of its model."""
-    model = ModelSpec.model_validate(job.model.model_dump() | {"pattern": job.model.pattern[:depth]})
-    return job.model_copy(update={"model": model})
+def shortened(share: StageShare, depth: int) -> StageShare:
+    """A stage with its first so many layers; 0: all."""
+    if not depth:
+        return share
+    last = min(share.last, share.first + depth)
+    return replace(share, last=last, recompute_layers=min(share.recompute_layers, last - share.first))
 
 
 def step(
-    ledger: Ledger, decoder: Decoder, optimizer: ReplicaOptimizer, request: TrainRequest, num_microbatches: int
+    ledger: Ledger,
+    decoders: dict[int, Decoder],
+    optimizer: ReplicaOptimizer,
+    request: TrainRequest,
+    pipeline_rank: int,
+    num_microbatches: int,
 ) -> None:
-    """One optimizer step under the ledger; its moments are forward, head, each layer's backward, reduced and update."""
-    parameters, layout = list(decoder.parameters()), request.layout
+    """One optimizer step under the ledger; its moments are forward, head, each layer's backward, reduced and update.
+
+    In a pipeline, where the backward of one micro-batch meets others that are still alive, all layers' backward is one
+    moment.
+    """
+    parameters = [parameter for decoder in decoders.values() for parameter in decoder.parameters()]
     inner: torch.optim.Optimizer = optimizer.inner  # type: ignore[attr-defined]
-    shape = (num_microbatches * layout.micro_batch_size, request.job.seq_length)
-    tokens, targets = (torch.empty(shape, dtype=torch.long, device=DEVICE) for _ in range(2))
     for parameter in parameters:
         ledger.book(parameter, WEIGHTS)
     for tensor in optimizer_state(inner):
         ledger.book(tensor, OPTIMIZER)
+    piped = request.layout.pp > 1
     hooks = [p.register_post_accumulate_grad_hook(book_gradient(ledger)) for p in parameters]
-    hooks += [layer.register_forward_hook(mark_backward(ledger, int(name))) for name, layer in decoder.layers.items()]
-    hooks.append(decoder.register_forward_pre_hook(lambda *_: setattr(ledger, "moment", "forward")))
+    for decoder in decoders.values():
+        for place, layer in enumerate(decoder.layers.values()):
+            hooks.append(layer.register_forward_hook(mark_backward(ledger, "backward" if piped else f"layer {place}")))
+        hooks.append(decoder.register_forward_pre_hook(lambda *_: setattr(ledger, "moment", "forward")))
     with ledger.watching():
-        MicrobatchRunner(decoder, layout, num_microbatches).forward_backward(tokens, targets)
+        if piped:
+            run_stages(ledger, decoders, request, pipeline_rank, num_microbatches, DEVICE)
+        else:
+            _run_whole(next(iter(decoders.values())), request, num_microbatches)
         for parameter in parameters:
             book_gradient(ledger)(parameter)
         ledger.moment = "update"
@@ -128,6 +151,12 @@ def step(
         hook.remove()
 
 
+def _run_whole(decoder: Decoder, request: TrainRequest, num_microbatches: int) -> None:
+    shape = (num_microbatches * request.layout.micro_batch_size, request.job.seq_length)
+    tokens, targets = (torch.empty(shape, dtype=torch.long, device=DEVICE) for _ in range(2))
+    MicrobatchRunner(decoder, request.layout, num_microbatches).forward_backward(tokens, targets)
+
+
 def book_gradient(ledger: Ledger) -> Callable[[torch.Tensor], None]:
     """Return a hook that books the gradient of a parameter."""
 
@@ -138,16 +167,17 @@ def book_gradient(ledger: Ledger) -> Callable[[torch.Tensor], None]:
     return hook
 
 
-def mark_backward(ledger: Ledger, layer: int) -> Callable[..., None]:
-    """Return a hook on a layer's forward that marks when its backward begins, and what is held after its forward."""
+def mark_backward(ledger: Ledger, moment: str) -> Callable[..., None]:
+    """Return a hook on a layer's forward that marks when its backward begins, and what is kept at most after it."""
 
     def begin(_: torch.Tensor) -> None:
-        ledger.moment = f"layer {layer}"
+        ledger.moment = moment
 
     def hook(_: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if output.requires_grad and torch._C._current_graph_task_id() == -1:
             output.register_hook(begin)
-            ledger.peaks["kept"] = ledger.held.copy()
+            if ledger.held[ACTIVATIONS] >= ledger.peaks.get("kept", Counter())[ACTIVATIONS]:
+                ledger.peaks["kept"] = ledger.held.copy()
 
     return hook
 

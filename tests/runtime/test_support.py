@@ -8,7 +8,7 @@ import pytest
 from plans import plan_of
 from tiny_training import tiny
 
-from runtime.job import gpus_here, request_for
+from runtime.job import check_room, gpus_here, request_for
 from scenarios.layout import Stage
 from scenarios.model import Attention, Layer, Mamba, Mla, Mlp, ModelSpec, Moe
 from topologies.errors import InputError
@@ -45,7 +45,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "do not fill 2 stages": {"pp": 2, "stages": (Stage(layers=1), Stage(layers=1))},
     "holds no layer": {"pp": 4, "stages": tuple(Stage(layers=count) for count in (2, 0, 1, 1))},
     "do not divide into 3": {"pp": 2, "vpp": 2, "schedule": "interleaved", "job": {"global_batch_size": 7}},
-    "this machine has": {"dp": 512, "job": {"global_batch_size": 512}},
     "training in fp16": {"job": {"precision": "fp16"}},
     "reduced in fp32 only": {"job": {"gradient_precision": "bf16"}},
     "only AdamW": {"job": {"optimizer": "sgd"}},
@@ -68,6 +67,13 @@ def test_a_window_as_long_as_the_sequence_is_plain_attention() -> None:
     assert request_for(plan_of(model_with(PLAIN.model_copy(update={"window": 32}))), steps=1).world_size == 1
 
 
+def test_more_ranks_than_the_cores_can_take_are_refused() -> None:
+    plan = plan_of(dp=512, job={"global_batch_size": 512})
+    assert request_for(plan, steps=1).world_size == 512
+    with pytest.raises(InputError, match=r"needs 512 ranks on .*this machine has .* cores"):
+        check_room(plan)
+
+
 @pytest.mark.skipif(gpus_here() > 0, reason="this machine has GPUs")
 def test_a_plan_for_gpus_is_refused_without_them() -> None:
     from dataclasses import replace
@@ -77,4 +83,4 @@ def test_a_plan_for_gpus_is_refused_without_them() -> None:
     plan = plan_of()
     gpus = load_scenario("llama3-405b-16k-h100").cluster
     with pytest.raises(InputError, match="this machine has 0 GPUs"):
-        request_for(replace(plan, scenario=plan.scenario.model_copy(update={"cluster": gpus})), steps=1)
+        check_room(replace(plan, scenario=plan.scenario.model_copy(update={"cluster": gpus})))

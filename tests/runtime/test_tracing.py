@@ -22,6 +22,7 @@ from simulator.arrays import LayoutArrays
 from simulator.layers import shares
 from simulator.memory import memory_use
 from simulator.outcome import StageMemory
+from simulator.schedule import in_flight
 from simulator.traffic import ranks_of
 from topologies.errors import InputError
 
@@ -149,20 +150,25 @@ def test_extrapolation_takes_the_moment_that_is_fullest_at_full_depth() -> None:
                 "layer 0": {"activations": 20 * layers},
                 "kept": {"activations": 1000 + layers},
             },
-            "collectives": [["all_gather", "dp", "bfloat16", 8, 2 * layers + 1, 4 * layers + 1]],
+            "collectives": [
+                ["all_gather", "dp", "bfloat16", 8, 2 * layers + 1, 4 * layers + 1],
+                ["all_reduce", "dp", "float32", 100 + 40 * layers, 1, 1],
+            ],
+            "num_microbatches": (1, 2),
         }
 
     traced = extrapolate([depth(3), depth(4)], layers=10, num_microbatches=5)
     assert traced.peak_moment == "backward of the first layer"
     assert traced.peak_bytes == 200
     assert (traced.weights_bytes, traced.optimizer_bytes, traced.kept_bytes) == (100, 200, 1010)
-    assert [one.count for one in traced.collectives] == [2 * 10 * 5 + 1]
+    # what is done for each layer and micro-batch, and one buffer of all layers
+    assert [(one.bytes, one.count) for one in traced.collectives] == [(8, 2 * 10 * 5 + 1), (500, 1)]
 
 
 @pytest.mark.parametrize(
     ("name", "axes", "says"),
     [
-        ("llama3-8b", {"pp": 2}, "without a pipeline"),
+        ("llama3-8b", {"pp": 2, "vpp": 2, "schedule": "zbv"}, "splits the backward pass"),
         ("mixtral-8x7b", {"ep": 2, "dp": 2}, "cannot run here"),
     ],
 )
@@ -170,6 +176,34 @@ def test_what_cannot_be_traced_is_refused(name: str, axes: dict[str, Any], says:
     layout = Layout(**axes)
     with pytest.raises(InputError, match=says):
         trace_rank(job_of(name, layout, 2), layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"tp": 2, "pp": 4, "dp": 2, "sequence_parallel": True, "optimizer_sharding": "none"},
+        {"pp": 2, "vpp": 2, "schedule": "interleaved"},
+    ],
+)
+def test_the_first_rank_of_a_pipeline(degrees: dict[str, Any]) -> None:
+    layout = Layout(**degrees, recompute="full")
+    job = job_of("llama3-8b", layout, 8)
+    traced = trace_rank(job, layout)
+    boundary = 2 * SEQ // layout.tp * job.model.hidden_size
+    here = job.model.num_layers // layout.pp
+    alive = in_flight(layout.schedule, layout.pp, layout.vpp, 8)[0]
+    # each layer keeps its input, each stage its result; what a neighbour sent counts as a buffer
+    kept = sum(count * (here // layout.vpp + (chunk == 0)) for chunk, count in enumerate(alive)) * boundary
+    assert traced.kept_bytes == pytest.approx(kept, rel=0.01)
+    counts = {(one.operation, one.axis, one.bytes): one.count for one in traced.collectives}
+    # every chunk sends its result and, but for the first, the gradient of its input; it receives as much
+    assert counts["send", "pp", boundary] == counts["recv", "pp", boundary] == 8 * (2 * layout.vpp - 1)
+    if layout.tp > 1:  # with recompute 6 gathers and 5 scatters of a layer and micro-batch (Korthikanti et al. 2022)
+        whole = boundary * layout.tp
+        assert counts["all_gather", "tp", whole] == 6 * here * 8
+        assert counts["reduce_scatter", "tp", whole] == 5 * here * 8
+        assert counts["all_reduce", "dp", round(traced.gradients_bytes)] == 1
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""The commands that measure this machine and learn from runs."""
