@@ -60,7 +60,13 @@ def _section(trace: dict[str, Any]) -> dict[str, Any]:
         "layers": memory["layers"],
         "traced_layers": [depth for depth in memory["traced_layers"] if depth != memory["layers"]],
         "memory": [
-            (row["part"], size(row["predicted_bytes"]), size(row["traced_bytes"]), percent(row["error"], sign=True))
+            (
+                row["part"],
+                size(row["predicted_bytes"]),
+                size(row["traced_bytes"]),
+                percent(row["error"], sign=True),
+                size(row["promised_bytes"]),
+            )
             for row in trace["memory"]
         ],
         "collectives": [

@@ -234,11 +234,14 @@ def _tell_dry_run(told: dict[str, Any]) -> None:
 def _tell_trace(traced: dict[str, Any]) -> None:
     memory = traced["traced_memory"]
     say(f"rank {traced['rank']} traced without weights; memory is fullest in: {memory['peak_moment']}")
-    table = Table("memory of the rank", "traced", "predicted", "error")
+    say("predicted: for headway's own runtime, as traced; promised by the plan: for the scenario's software stack")
+    table = Table("memory of the rank", "traced", "predicted", "error", "promised by the plan")
     for row in traced["memory"]:
         error = "-" if row["error"] is None else f"{row['error']:+.1%}"
-        sizes = [format_quantity(row[f"{side}_bytes"], "bytes") for side in ("traced", "predicted")]
-        table.add_row(row["part"], *sizes, error)
+        seen, told, promised = (
+            format_quantity(row[f"{side}_bytes"], "bytes") for side in ("traced", "predicted", "promised")
+        )
+        table.add_row(row["part"], seen, told, error, promised)
     console().print(table)
     table = Table("collective of a step", "axis", "dtype", "count", "buffer", "all")
     for one in traced["collectives"]:

@@ -21,6 +21,7 @@ from runtime.request import TrainRequest
 from runtime.support import check_runnable
 from scenarios.job import Job
 from scenarios.layout import Layout
+from scenarios.stack import Stack
 from simulator.memory import memory_use
 from simulator.outcome import StageMemory
 from topologies.errors import InputError, RunFailed
@@ -72,17 +73,19 @@ def traced_memory(plan: Plan, *, timeout_seconds: float = 600.0) -> dict[str, An
     """Trace the rank of a plan that is predicted to be fullest, beside what the simulator predicts for it.
 
     Returns:
-        ``rank`` and ``pipeline_rank``, ``traced_memory``, ``collectives``, ``predicted_memory`` of its stage, and
-        ``memory``: both by part, in rows that count the same.
+        ``rank`` and ``pipeline_rank``, ``traced_memory``, ``collectives``, ``predicted_memory`` of its stage under this
+        runtime, ``promised_memory`` under the plan's own software stack, and ``memory``: all by part.
 
     Raises:
         InputError: the runtime does not execute such a plan, or it cannot be traced.
         RunFailed: torch could not trace it.
         MissingExtra: torch is not installed.
     """
-    job, layout = plan.scenario.job, plan.layout
-    stages = memory_use(plan.scenario.cluster, job, layout).stages
+    job, layout, cluster = plan.scenario.job, plan.layout, plan.scenario.cluster
+    here = job.model_copy(update={"stack": Stack(trainer="headway")})
+    stages = memory_use(cluster, here, layout).stages
     fullest = max(range(len(stages)), key=lambda stage: stages[stage].total_bytes)
+    promised = memory_use(cluster, job, layout).stages[fullest]
     traced = trace_rank(job, layout, pipeline_rank=fullest, timeout_seconds=timeout_seconds)
     told = traced.as_json()
     return {
@@ -91,33 +94,43 @@ def traced_memory(plan: Plan, *, timeout_seconds: float = 600.0) -> dict[str, An
         "collectives": told.pop("collectives"),
         "traced_memory": told,
         "predicted_memory": asdict(stages[fullest]) | {"total_bytes": stages[fullest].total_bytes},
-        "memory": beside(traced, stages[fullest]),
+        "promised_memory": asdict(promised) | {"total_bytes": promised.total_bytes},
+        "memory": beside(traced, stages[fullest], promised),
     }
 
 
-def beside(traced: TracedMemory, predicted: StageMemory) -> list[dict[str, Any]]:
-    """Traced and predicted bytes at the peak by part, in the largest parts that both count alike.
+def beside(traced: TracedMemory, predicted: StageMemory, promised: StageMemory) -> list[dict[str, Any]]:
+    """Traced and predicted bytes at the peak by part, in the largest parts that all count alike.
 
-    What holds weights is one part: torch keeps fp32 weights and casts or gathers them, Megatron's recipe keeps 16-bit
-    weights and fp32 masters. The reserve, which no tracer sees, is left out.
+    The last part holds gathered and cast weights too. The reserve, which no tracer sees, is left out. ``error`` is
+    predicted over traced, less one.
     """
     parts = traced.peak_parts_bytes
-    rows = {
-        "weights, gathered or not, optimizer, buffers": (
-            parts["weights"] + parts["optimizer"] + parts["weight_copies"] + parts["buffers"],
-            predicted.weights_bytes + predicted.optimizer_bytes + predicted.buffers_bytes,
-        ),
-        "gradients": (parts["gradients"], predicted.gradients_bytes),
-        "activations, logits, temporaries": (
-            parts["activations"] + parts["temporaries"],
-            predicted.activations_bytes + predicted.logits_bytes,
+    seen = {
+        "weights and optimizer": parts["weights"] + parts["optimizer"],
+        "gradients": parts["gradients"],
+        "activations, copies, buffers": sum(
+            parts[part] for part in ("activations", "weight_copies", "temporaries", "buffers")
         ),
     }
-    rows["peak without reserve"] = tuple(map(sum, zip(*rows.values(), strict=True)))  # type: ignore[assignment]
+    told = [seen, *(_in_parts(one, tuple(seen)) for one in (predicted, promised))]
+    for one in told:
+        one["peak without reserve"] = sum(one.values())
     return [
-        {"part": part, "traced_bytes": seen, "predicted_bytes": told, "error": told / seen - 1 if seen else None}
-        for part, (seen, told) in rows.items()
+        {
+            "part": part,
+            "traced_bytes": size,
+            "predicted_bytes": told[1][part],
+            "promised_bytes": told[2][part],
+            "error": told[1][part] / size - 1 if size else None,
+        }
+        for part, size in seen.items()
     ]
+
+
+def _in_parts(memory: StageMemory, names: tuple[str, ...]) -> dict[str, float]:
+    rest = memory.activations_bytes + memory.logits_bytes + memory.buffers_bytes
+    return dict(zip(names, (memory.weights_bytes + memory.optimizer_bytes, memory.gradients_bytes, rest), strict=True))
 
 
 def trace_rank(

@@ -66,7 +66,7 @@ def test_a_dry_run_traces_the_fullest_rank_into_a_file_that_the_report_shows(tmp
     told = json.loads(Path(dry).read_text())["trace"]
     rows = {row["part"]: row for row in told["memory"]}
     whole = rows.pop("peak without reserve")
-    for side in ("traced_bytes", "predicted_bytes"):
+    for side in ("traced_bytes", "predicted_bytes", "promised_bytes"):
         assert whole[side] == pytest.approx(sum(row[side] for row in rows.values()))
     # fp32: sharded weights and two moments, 12 bytes of a parameter on 2 ranks
     params = read_plan(plan).scenario.model.num_params
