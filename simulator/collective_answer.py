@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from simulator.collectives import CollectiveTime, bus_factor, collective_seconds, crossing
+from simulator.disturbances import OtherJob
 from simulator.flows import NOT_MODELLED, FlowTime, play_collective
+from simulator.sharing import collective_load, play_together
 from topologies.cluster import Cluster, CollectiveKind
-from topologies.link_map import link_map
+from topologies.errors import InputError
+from topologies.link_map import LinkMap, link_map
+from topologies.link_names import with_faults
 from topologies.units import format_quantity
 
 
@@ -25,6 +29,8 @@ class CollectiveAnswer:
     played: FlowTime | None = None
     closed_form: CollectiveTime | None = None
     """Beside flows: the same by NCCL's model."""
+    beside_seconds: float | None = None
+    """While other jobs repeat their collectives; None: there are none."""
 
     @property
     def not_modelled(self) -> tuple[str, ...]:
@@ -33,7 +39,15 @@ class CollectiveAnswer:
 
 
 def answer_collective(
-    kind: CollectiveKind, cluster: Cluster, gpus: int, size_bytes: float, *, flows: bool = False, seed: int = 0
+    kind: CollectiveKind,
+    cluster: Cluster,
+    gpus: int,
+    size_bytes: float,
+    *,
+    flows: bool = False,
+    faults: tuple[tuple[str, float], ...] = (),
+    others: tuple[OtherJob, ...] = (),
+    seed: int = 0,
 ) -> CollectiveAnswer:
     """Predict a collective over the first ``gpus`` GPUs of a cluster.
 
@@ -43,6 +57,8 @@ def answer_collective(
         gpus: ranks, packed node by node.
         size_bytes: the whole buffer as in nccl-tests.
         flows: play it on the links of the cluster, with the algorithm that NCCL's model picks.
+        faults: links and switches with what is left of them, see ``topologies.link_names``; they need flows.
+        others: what other jobs repeat meanwhile; they need flows.
         seed: of the fabric's hash, where it hashes.
 
     Raises:
@@ -51,11 +67,11 @@ def answer_collective(
     """
     closed = collective_seconds(kind, cluster, gpus, size_bytes)
     warnings = traffic_warnings(cluster, gpus)
-    if not flows:
+    if not (flows or faults or others):
         return CollectiveAnswer(
             time=closed, bottleneck=_closed_bottleneck(kind, cluster, gpus, closed), warnings=warnings
         )
-    network = link_map(cluster)
+    network = with_faults(link_map(cluster), faults)
     algorithm = _playable(closed.algorithm, kind, cluster, gpus)
     played = play_collective(network, kind, np.arange(gpus), size_bytes, algorithm=algorithm, seed=seed)
     algbw = size_bytes / played.seconds if played.seconds > 0 else 0.0
@@ -67,8 +83,37 @@ def answer_collective(
         protocol="fluid",
     )
     return CollectiveAnswer(
-        time=time, bottleneck=played.bottleneck, warnings=warnings, played=played, closed_form=closed
+        time=time,
+        bottleneck=played.bottleneck,
+        warnings=warnings,
+        played=played,
+        closed_form=closed,
+        beside_seconds=_beside(network, kind, gpus, size_bytes, algorithm, others, seed, played) if others else None,
     )
+
+
+def _beside(
+    network: LinkMap,
+    kind: CollectiveKind,
+    gpus: int,
+    size_bytes: float,
+    algorithm: str,
+    others: tuple[OtherJob, ...],
+    seed: int,
+    alone: FlowTime,
+) -> float:
+    """Play it while the others go on; what latency adds, it adds here as well."""
+    mine = collective_load("this", kind, np.arange(gpus), size_bytes, algorithm=algorithm, seed=seed)
+    loads = [mine]
+    for number, one in enumerate(others):
+        if max(one.gpus) >= network.cluster.num_gpus:
+            raise InputError(
+                f"another job is to run on GPU {max(one.gpus)}; {network.cluster.name} has {network.cluster.num_gpus}"
+            )
+        name = f"job {number}"
+        load = collective_load(name, one.kind, one.gpus, one.size_bytes, seed=seed + 1 + number)
+        loads.append(replace(load, repeats=None))
+    return play_together(network, loads).end_seconds["this"] + alone.latency_seconds
 
 
 def _playable(algorithm: str, kind: CollectiveKind, cluster: Cluster, gpus: int) -> str:
@@ -96,7 +141,7 @@ def _closed_bottleneck(kind: CollectiveKind, cluster: Cluster, gpus: int, time: 
     return "NICs"
 
 
-def traffic_warnings(cluster: Cluster, gpus: int) -> tuple[str, ...]:
+def traffic_warnings(cluster: Cluster, gpus: int, *, draining: bool = False) -> tuple[str, ...]:
     """Say what of a cluster's fabric makes traffic between ``gpus`` GPUs slower or less certain than predicted."""
     fabric, found = cluster.fabric, []
     nodes = math.ceil(gpus / cluster.node.gpus_per_node)
@@ -116,8 +161,8 @@ def traffic_warnings(cluster: Cluster, gpus: int) -> tuple[str, ...]:
     if fabric.routing == "ecmp" and len(fabric.tiers) > 1 and nodes > fabric.tiers[0].nodes:
         found.append(
             f"connections are hashed onto equal paths with {fabric.queue_pairs} queue pairs each: collisions depend on "
-            "the seed (--seed, with --flows)"
+            "the seed (--seed)"
         )
-    if cluster.storage_network is None and any(not store.per_node for store in cluster.storage):
+    if not draining and cluster.storage_network is None and any(not store.per_node for store in cluster.storage):
         found.append("storage traffic shares this fabric and is not in this answer")
     return tuple(found)

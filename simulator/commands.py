@@ -15,12 +15,16 @@ from rich.progress import Progress
 from rich.table import Table
 
 from scenarios.operations import CheckpointMode
-from simulator.collective_answer import CollectiveAnswer, answer_collective
+from simulator.collective_answer import CollectiveAnswer, answer_collective, traffic_warnings
+from simulator.disturbance_texts import read_faults, read_others, read_share, read_slow_gpus
+from simulator.disturbances import Disturbances, checkpoint_drain
 from simulator.ensemble import Backend, available_cores, ensemble_json
 from simulator.inputs import Subject, read_subject
 from simulator.memory import memory_use
 from simulator.outcome import MemoryUse, plain
 from simulator.parts import merge_parts, part_range, part_text
+from simulator.shared_step import SharedStep, shared_step
+from simulator.step_report import network_json, network_lines
 from simulator.traces import trace_bytes
 from simulator.training import StepPlay, explained_step
 from simulator.whole_runs import WholeRun, known, play, timeline, whole_run
@@ -32,6 +36,9 @@ from topologies.errors import Infeasible, InputError
 from topologies.units import format_quantity, parse_quantity
 
 DEFAULT_SEED = 0
+DEAD_HELP = "A link or switch that is dead: node3.nic2, leaf0.1.2, leaf0.1.2-spine0.0.3."
+SLOW_LINK_HELP = "A link that keeps a share of its rate: node3.nic2='50 %'."
+BESIDE_HELP = "Another job that repeats a collective: 'all_reduce:512-1023:8 GiB'."
 
 
 @command()
@@ -48,6 +55,12 @@ DEFAULT_SEED = 0
 @click.option("--part", metavar="K/N", help="Play only this part of the runs, for 'headway merge'; needs -o.")
 @click.option("-o", "--output", metavar="FILE", help="Write the runs: the part, or the answer with one run's timeline.")
 @click.option("--trace", metavar="FILE", help="Write the step for ui.perfetto.dev (gzip unless FILE ends in .json).")
+@click.option("--dead", multiple=True, metavar="LINK", help=DEAD_HELP)
+@click.option("--slow-link", multiple=True, metavar="LINK=SHARE", help=SLOW_LINK_HELP)
+@click.option("--slow-gpu", multiple=True, metavar="GPU=SPEED", help="A GPU of the step that is slow: 17='80 %'.")
+@click.option("--jitter", metavar="SHARE", help="Draw the time of each op on each GPU with this variation: '2 %'.")
+@click.option("--beside", multiple=True, metavar="KIND:FIRST-LAST:SIZE", help=BESIDE_HELP)
+@click.option("--drain", is_flag=True, help="Send a checkpoint to the shared storage during the step.")
 @json_option
 def simulate(
     name: str,
@@ -61,11 +74,19 @@ def simulate(
     part: str | None,
     output: str | None,
     trace: str | None,
+    dead: tuple[str, ...],
+    slow_link: tuple[str, ...],
+    slow_gpu: tuple[str, ...],
+    jitter: str | None,
+    beside: tuple[str, ...],
+    drain: bool,
     as_json: bool,
 ) -> None:
     r"""Predict a step or whole runs of a PLAN file, or of a SCENARIO whose layout is pinned.
 
     \b
+    headway simulate plan.json --step --trace step.json.gz
+    headway simulate plan.json --step --slow-gpu 17='80 %' --dead leaf0.0.3-spine0.0.1
     headway simulate plan.json --runs 1000 --seed 1 --json
     headway simulate plan.json --runs 1000 --part 1/4 -o part-1.jsonl
     headway merge part-*.jsonl
@@ -76,25 +97,25 @@ def simulate(
         raise click.UsageError("--part and -o are for whole runs; say how many with --runs")
     if part is not None and output is None:
         raise click.UsageError("--part writes its runs to a file; name it with -o")
+    faults, slow_gpus, others = read_faults(dead, slow_link), read_slow_gpus(slow_gpu), read_others(beside)
+    varied = 0.0 if jitter is None else read_share(jitter, "--jitter")
+    if runs is not None and (faults or slow_gpus or others or varied or drain):
+        raise click.UsageError("--dead, --slow-link, --slow-gpu, --jitter, --beside and --drain are for one step")
     subject = read_subject(name, pins=pins, overrides=overrides)
     _tell_inputs(subject.inputs)
     scenario, layout = subject.scenario, subject.layout
-    played = explained_step(scenario.cluster, scenario.job, layout)
     if runs is None:
-        memory = memory_use(scenario.cluster, scenario.job, layout)
-        if memory.headroom_bytes < 0:
-            say(
-                f"warning: the layout does not fit: the fullest stage needs {_gib(memory.peak_bytes)}, "
-                f"a GPU holds {_gib(memory.capacity_bytes)}"
-            )
-        if trace is not None:
-            write_output(trace, trace_bytes(played.timeline, scenario.name, compress=not trace.endswith(".json")))
-        if as_json:
-            if trace != "-":
-                print_json(_step_json(subject, played, memory))
-        elif trace != "-":
-            _show_step(subject, played, memory)
+        wish = Disturbances(
+            slow_gpus=slow_gpus,
+            faults=faults,
+            jitter=varied,
+            others=others,
+            drain=checkpoint_drain(scenario.cluster, scenario.job, layout) if drain else None,
+            seed=seed,
+        )
+        _answer_step(subject, wish, trace, as_json)
         return
+    played = explained_step(scenario.cluster, scenario.job, layout)
     run = _whole_run(subject, played)
     say(f"seed: {seed}")
     told = known(run) | {"layout": _layout_json(subject), "inputs": _inputs_json(subject.inputs)}
@@ -112,6 +133,27 @@ def simulate(
         print_json(content)
     elif output != "-":
         _show_runs(content)
+
+
+def _answer_step(subject: Subject, wish: Disturbances, trace: str | None, as_json: bool) -> None:
+    scenario, layout = subject.scenario, subject.layout
+    found = shared_step(scenario.cluster, scenario.job, layout, wish)
+    memory = memory_use(scenario.cluster, scenario.job, layout)
+    if memory.headroom_bytes < 0:
+        say(
+            f"warning: the layout does not fit: the fullest stage needs {_gib(memory.peak_bytes)}, "
+            f"a GPU holds {_gib(memory.capacity_bytes)}"
+        )
+    for warning in traffic_warnings(scenario.cluster, layout.world_size, draining=wish.drain is not None):
+        say(f"warning: {warning}")
+    if trace is not None:
+        write_output(trace, trace_bytes(found.timeline, scenario.name, compress=not trace.endswith(".json")))
+    if trace == "-":
+        return
+    if as_json:
+        print_json(_step_json(subject, found, memory))
+    else:
+        _show_step(subject, found, memory)
 
 
 @command()
@@ -134,10 +176,22 @@ def merge(parts: tuple[Path, ...], as_json: bool) -> None:
 @click.option("--gpus", type=click.IntRange(min=2), required=True, help="Ranks, packed node by node.")
 @click.option("--bytes", "size", required=True, metavar="SIZE", help="The whole buffer as in nccl-tests: '8 GiB'.")
 @click.option("--flows", is_flag=True, help="Play it on the links of the fabric instead of NCCL's own model.")
+@click.option("--dead", multiple=True, metavar="LINK", help=f"{DEAD_HELP} Plays flows.")
+@click.option("--slow-link", multiple=True, metavar="LINK=SHARE", help=f"{SLOW_LINK_HELP} Plays flows.")
+@click.option("--beside", multiple=True, metavar="KIND:FIRST-LAST:SIZE", help=f"{BESIDE_HELP} Plays flows.")
 @click.option("--seed", type=click.IntRange(min=0), default=DEFAULT_SEED, show_default=True, help="Of hashed paths.")
 @json_option
 def collective(
-    kind: CollectiveKind, cluster_name: str, gpus: int, size: str, flows: bool, seed: int, as_json: bool
+    kind: CollectiveKind,
+    cluster_name: str,
+    gpus: int,
+    size: str,
+    flows: bool,
+    dead: tuple[str, ...],
+    slow_link: tuple[str, ...],
+    beside: tuple[str, ...],
+    seed: int,
+    as_json: bool,
 ) -> None:
     """Predict one collective of KIND on a cluster."""
     try:
@@ -155,7 +209,8 @@ def collective(
             available=str(cluster.num_gpus),
             relax=("fewer --gpus", "a larger cluster"),
         )
-    found = answer_collective(kind, cluster, gpus, size_bytes, flows=flows, seed=seed)
+    faults, others = read_faults(dead, slow_link), read_others(beside)
+    found = answer_collective(kind, cluster, gpus, size_bytes, flows=flows, faults=faults, others=others, seed=seed)
     for warning in found.warnings:
         say(f"warning: {warning}")
     if as_json:
@@ -171,6 +226,7 @@ def _collective_json(found: CollectiveAnswer) -> dict[str, Any]:
     content["not_modelled"] = list(found.not_modelled)
     if found.played is not None:
         content |= {"flows": plain(found.played), "closed_form": plain(found.closed_form)}
+        content["beside_seconds"] = found.beside_seconds
     return content
 
 
@@ -190,6 +246,8 @@ def _show_collective(found: CollectiveAnswer) -> None:
             f"{played.flows:,} flows in {played.flow_classes:,} classes; at most {_told(played.high_seconds)} where "
             f"unequal flows share links; NCCL's model alone: {_told(found.closed_form.seconds)}"
         )
+    if found.beside_seconds is not None:
+        out.print(f"beside the other jobs, which go on all the time: {_told(found.beside_seconds)}")
     out.print(f"not modelled: {'; '.join(found.not_modelled)}", style="dim")
 
 
@@ -243,7 +301,7 @@ def _layout_json(subject: Subject) -> dict[str, Any]:
     return layout.model_dump(mode="json") | {"num_microbatches": layout.num_microbatches(subject.scenario.job)}
 
 
-def _step_json(subject: Subject, played: StepPlay, memory: MemoryUse) -> dict[str, Any]:
+def _step_json(subject: Subject, played: SharedStep, memory: MemoryUse) -> dict[str, Any]:
     step = played.timeline.step_seconds
     return {
         "step_seconds": step,
@@ -257,10 +315,11 @@ def _step_json(subject: Subject, played: StepPlay, memory: MemoryUse) -> dict[st
         "tokens_per_second_per_gpu": subject.scenario.job.tokens_per_step / step / subject.layout.world_size,
         "layout": _layout_json(subject),
         "inputs": _inputs_json(subject.inputs),
+        **network_json(played),
     }
 
 
-def _show_step(subject: Subject, played: StepPlay, memory: MemoryUse) -> None:
+def _show_step(subject: Subject, played: SharedStep, memory: MemoryUse) -> None:
     step, closed = played.timeline.step_seconds, played.predicted.total_seconds
     out = console()
     out.print(f"[bold]{escape(subject.scenario.name)}[/bold]: {escape(subject.layout.label())}")
@@ -273,15 +332,15 @@ def _show_step(subject: Subject, played: StepPlay, memory: MemoryUse) -> None:
     for heading in ("seconds", "share", "closed form"):
         table.add_column(heading, justify="right")
     for part, seconds in played.breakdown_seconds.items():
-        if seconds == played.predicted.breakdown_seconds[part] == 0:
+        expected = played.predicted.breakdown_seconds.get(part)
+        if abs(seconds) < 1e-9 and not expected:
             continue
-        table.add_row(
-            part.replace("_", " "),
-            f"{seconds:.4f}",
-            f"{100 * seconds / step:.1f} %",
-            f"{played.predicted.breakdown_seconds[part]:.4f}",
-        )
+        told = "-" if expected is None else f"{expected:.4f}"
+        table.add_row(part.replace("_", " "), f"{seconds:.4f}", f"{100 * seconds / step:.1f} %", told)
     out.print(table)
+    out.print()
+    for line in network_lines(played):
+        out.print(escape(line), soft_wrap=True, highlight=False)
     out.print(f"\nmemory: {_gib(memory.peak_bytes)} of {_gib(memory.capacity_bytes)} on the fullest stage")
 
 

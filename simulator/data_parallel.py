@@ -36,6 +36,15 @@ class DataParallel:
     """Gradients of one rank that are reduced once per step."""
     update: Floats
     """Optimizer, with the constant per step."""
+    fsdp_traffic: Floats
+    """Per micro-batch, before overlap."""
+    dense_weights: Floats
+    """Of the heaviest rank, outside routed experts."""
+    expert_weights: Floats
+    reduced_width: float
+    """Bytes of a gradient on its way."""
+    gathered_width: float
+    """Bytes of a weight on its way."""
 
 
 def _update_seconds(rate: Rates, job: Job, owned: Floats, ranks_per_host: Floats) -> Floats:
@@ -84,7 +93,7 @@ def data_parallel(
             pieces=pieces,
         )
 
-    fsdp = np.zeros(len(layouts))
+    fsdp = each = np.zeros(len(layouts))
     if np.any(zero3 | eager):
         wrapped = job.model.num_layers / ranks.pp + 1.0
         each = passes(np.where(zero3, 2.0, 0.0), np.full(len(layouts), reduced), wrapped)
@@ -117,4 +126,9 @@ def data_parallel(
         exposed=exposed,
         reduced_bytes=np.where(zero3, 0.0, (local + local_expert) * reduced),
         update=_update_seconds(rate, job, owned, per_host) + constant,
+        fsdp_traffic=each,
+        dense_weights=local,
+        expert_weights=local_expert,
+        reduced_width=reduced,
+        gathered_width=gathered,
     )

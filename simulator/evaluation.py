@@ -166,17 +166,17 @@ def evaluate(
 
 
 def _slowed(result: Evaluation, factor: float) -> Evaluation:
-    """Multiply every second by what measured runs of the stack say; shares and bytes stay."""
+    """Multiply every second by what measured runs of the stack say; shares, bytes and weights stay."""
 
-    def times(record: Any, *kept: str) -> Any:
-        names = (one.name for one in fields(record) if one.name not in kept)
+    def times(record: Any) -> Any:
+        names = (one.name for one in fields(record) if not one.name.endswith(("_bytes", "_weights", "_width")))
         return replace(record, **{name: getattr(record, name) * factor for name in names})
 
     return replace(
         result,
         step=times(result.step),
         times=tuple(times(one) for one in result.times),
-        data=times(result.data, "reduced_bytes"),
+        data=times(result.data),
         head_gemm=result.head_gemm * factor,
         head_memory=result.head_memory * factor,
         embedding=result.embedding * factor,

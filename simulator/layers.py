@@ -106,6 +106,16 @@ class LayerTimes:
     ep_comm: Floats
     forward_comm: Floats
     """Forward part of the three communications."""
+    tp_traffic: Floats
+    cp_traffic: Floats
+    ep_traffic: Floats
+    """Seconds of the three before overlap, forward and backward."""
+    tp_bytes: Floats
+    """Buffers of its all-reduces together; a gather or a reduce-scatter counts half."""
+    cp_bytes: Floats
+    """Keys and values of the whole sequence, once for each time they go around."""
+    ep_bytes: Floats
+    """Routed tokens of one rank, once for each exchange."""
 
     @property
     def communication(self) -> Floats:
@@ -219,15 +229,20 @@ def layer_times(
         regather = zero
     gathers = np.where(share.sequence_parallel, 0.5, 0.0) * tp_one
     tp_comm = tp_exposed * (tp_one * (1.0 + full) + gathers) + tp_backward * (tp_one - gathers + regather)
-    cp_comm = zero
+    tp_traffic = part * (tp_one * (2.0 + full) + regather)
+    halves = (1.0 if mixer is None or ffn is None else 2.0) * (2.0 + full)
+    tp_bytes = part * element * tokens * hidden * np.where(tp > 1, halves + (np.asarray(regather) > 0), 0.0)
+    cp_comm = cp_traffic = cp_bytes = ep_traffic = ep_bytes = zero
     if mixer is not None and not isinstance(mixer, Mamba):
-        cp_comm = _context_seconds(rates, net, job, mixer, share, cp_comm_kind, full)
+        cp_comm, cp_traffic, cp_bytes = _context_seconds(rates, net, job, mixer, share, cp_comm_kind, full)
     ep_comm = zero
     if isinstance(ffn, Moe):
         routed = element * hidden * ffn.top_k * tokens / tp
         one = ep_seconds(net, ranks, routed, ffn.top_k, software.deduplicates)
         twice = np.where((recompute == SELECTIVE) & ("moe" in modules), 1.0, full)
-        ep_comm = software.exposed_ep * software.moe_release * (4.0 + 2.0 * twice) * one
+        ep_traffic = (4.0 + 2.0 * twice) * one
+        ep_bytes = np.where(ranks.ep > 1, (4.0 + 2.0 * twice) * routed, 0.0)
+        ep_comm = software.exposed_ep * software.moe_release * ep_traffic
     forward_comm = (
         tp_exposed * tp_one + cp_comm / ((3.0 if cp_comm_kind == "ring" else 2.0) + full) + ep_comm / (2.0 + full)
     )
@@ -245,13 +260,19 @@ def layer_times(
         cp_comm=cp_comm,
         ep_comm=ep_comm,
         forward_comm=forward_comm,
+        tp_traffic=tp_traffic,
+        cp_traffic=cp_traffic,
+        ep_traffic=ep_traffic,
+        tp_bytes=tp_bytes,
+        cp_bytes=cp_bytes,
+        ep_bytes=ep_bytes,
     )
 
 
 def _context_seconds(
     rates: Rates, net: Links, job: Job, mixer: Attention | Mla, share: Shares, kind: ContextExchange, full: Bools
-) -> Floats:
-    """Exposed traffic of context parallelism, forward and backward.
+) -> tuple[Floats, Floats, Floats]:
+    """Traffic of context parallelism, forward and backward: exposed seconds, seconds before overlap, bytes.
 
     A ring hides most of its hops behind blocks of attention and sends gradients beside keys and values in the backward.
     Gathers of keys and values are waited for, and so are the reductions of their gradients (Llama 3, section 3.3.2);
@@ -260,10 +281,13 @@ def _context_seconds(
     ranks, element = share.ranks, rates.element_bytes
     if kind == "all-to-all":
         kept = element * (mixer_elements(mixer, share.tokens, ranks.tp) + core_elements(mixer, share.tokens, ranks.tp))
-        return (2.0 + full) * head_exchange_seconds(net, ranks, kept)
+        seconds = (2.0 + full) * head_exchange_seconds(net, ranks, kept)
+        return seconds, seconds, np.where(ranks.cp > 1, (2.0 + full) * kept, 0.0)
     exchanged = element * key_value_elements(mixer, share.batch * job.seq_length, ranks.tp)
-    exposed = rates.software.exposed_cp * (3.0 + full) if kind == "ring" else 2.0 + full
-    return exposed * cp_seconds(net, ranks, exchanged)
+    times = (3.0 if kind == "ring" else 2.0) + full
+    seconds = times * cp_seconds(net, ranks, exchanged)
+    exposed = rates.software.exposed_cp if kind == "ring" else 1.0
+    return exposed * seconds, seconds, np.where(ranks.cp > 1, times * exchanged, 0.0)
 
 
 def selective_seconds(

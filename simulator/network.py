@@ -39,7 +39,9 @@ class Counters:
 class Network:
     """Links of given capacities in a simpy environment."""
 
-    def __init__(self, environment: simpy.Environment, capacities: Floats, *, window: float = 0.0) -> None:
+    def __init__(
+        self, environment: simpy.Environment, capacities: Floats, *, window: float = 0.0, record: bool = False
+    ) -> None:
         """Start without transfers.
 
         Args:
@@ -47,11 +49,12 @@ class Network:
             capacities: (links,) bytes per second.
             window: transfers that would end within this share of the present time end now. 0 is exact; 0.01 needs
                 about a tenth of the solves for thousands of unlike transfers and is early by half of it or less.
+            record: keep all rates in time.
         """
         self.environment = environment
         self.capacities = np.asarray(capacities, np.float64)
         self.carried_bytes = np.zeros(len(self.capacities))
-        """Bytes that each link has carried up to the last change."""
+        """Bytes that each link has carried up to the last change; follow from the ``record`` where there is one."""
         self._window = window
         self._links = np.zeros(0, np.int64)
         self._loads = np.zeros(0)
@@ -59,13 +62,15 @@ class Network:
         self._left = np.zeros(0)
         self._rates = np.zeros(0)
         self._events: list[simpy.Event] = []
-        self._keys: list[object] = []
-        self._arrivals: list[tuple[Ints, Floats, float, simpy.Event, object]] = []
+        self._keys: list[int | None] = []
+        self._arrivals: list[tuple[Ints, Floats, float, simpy.Event, int | None]] = []
         self._last = float(environment.now)
         self._marked = False
         self._version = 0
-        self._memo: dict[tuple[object, ...], Floats] = {}
+        self._memo: dict[tuple[int, ...], dict[int, float]] = {}
         self._transfers = self._solves = self._looked_up = 0
+        self.record: list[tuple[float, tuple[int | None, ...], Floats]] | None = [] if record else None
+        """After each change: when, the keys of what is under way, and their rates; None: not asked for."""
 
     @property
     def counters(self) -> Counters:
@@ -78,7 +83,7 @@ class Network:
         return link_rates(len(self.capacities), self._routes(), self._rates)
 
     def transfer(
-        self, links: Ints | Sequence[int], size_bytes: float, loads: Floats | None = None, key: object = None
+        self, links: Ints | Sequence[int], size_bytes: float, loads: Floats | None = None, key: int | None = None
     ) -> simpy.Event:
         """Start a transfer; the event succeeds when its last byte has left.
 
@@ -86,7 +91,7 @@ class Network:
             links: what it crosses.
             size_bytes: amount; nothing, or no links, is done at once.
             loads: bytes on each link per byte of the transfer; None: one.
-            key: names this set of links and loads, for looking rates up.
+            key: names this set of links and loads, for looking rates up (and in the ``record``).
         """
         event = self.environment.event()
         self._transfers += 1
@@ -97,7 +102,7 @@ class Network:
         self._mark()
         return event
 
-    def transfer_all(self, flows: Routes, size_bytes: Floats, keys: Sequence[object] | None = None) -> simpy.Event:
+    def transfer_all(self, flows: Routes, size_bytes: Floats, keys: Sequence[int] | None = None) -> simpy.Event:
         """Start many transfers; the event succeeds when the last of them has ended."""
         return self.environment.all_of(
             [
@@ -155,7 +160,8 @@ class Network:
         elapsed = self.environment.now - self._last
         if elapsed > 0 and len(self._left):
             self._left -= self._rates * elapsed
-            self.carried_bytes += self.link_rates * elapsed
+            if self.record is None:
+                self.carried_bytes += self.link_rates * elapsed
         self._last = float(self.environment.now)
 
     def _settle(self, _: simpy.Event) -> None:
@@ -171,10 +177,11 @@ class Network:
             self._events.extend(events)
             self._keys.extend(keys)
         self._version += 1
+        self._rates = self._solve() if self._events else np.zeros(0)
+        if self.record is not None:
+            self.record.append((float(self.environment.now), tuple(self._keys), self._rates))
         if not self._events:
-            self._rates = np.zeros(0)
             return
-        self._rates = self._solve()
         with np.errstate(divide="ignore"):
             next_end = float((self._left / self._rates).min())
         if np.isfinite(next_end):
@@ -182,14 +189,19 @@ class Network:
             self._schedule(lambda _: self._wake(version), delay=max(next_end, 0.0))
 
     def _solve(self) -> Floats:
-        key = tuple(self._keys) if len(self._keys) <= MEMO_KEYS and None not in self._keys else None
-        if key is not None and key in self._memo:
+        named = [key for key in self._keys if key is not None] if len(self._keys) <= MEMO_KEYS else []
+        if len(named) < len(self._keys):
+            self._solves += 1
+            return max_min_rates(self.capacities, self._routes())
+        key = tuple(sorted(named))
+        known = self._memo.get(key)
+        if known is not None:
             self._looked_up += 1
-            return self._memo[key]
+            return np.array([known[one] for one in named])
         rates = max_min_rates(self.capacities, self._routes())
         self._solves += 1
-        if key is not None and len(self._memo) < MEMO_SETS:
-            self._memo[key] = rates
+        if len(self._memo) < MEMO_SETS:
+            self._memo[key] = dict(zip(named, rates.tolist(), strict=True))
         return rates
 
     def _wake(self, version: int) -> None:

@@ -126,11 +126,24 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counter:
+    """A quantity in time: ``values[k]`` holds from ``start_seconds[k]`` to the next."""
+
+    name: str
+    start_seconds: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeline:
     """One step, event by event."""
 
     spans: tuple[Span, ...]
     step_seconds: float
+    rank_names: tuple[str, ...] = ()
+    """Of the ranks in the spans; empty: "pipeline rank" and the number."""
+    counters: tuple[Counter, ...] = ()
+    """Share of the links of each kind that is used."""
 
 
 class RunSpan(NamedTuple):

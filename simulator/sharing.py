@@ -6,6 +6,8 @@ whatever else is under way. Links may die or recover meanwhile: hashed connectio
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +21,7 @@ from simulator.network import Counters, Network
 from topologies.cluster import CollectiveKind
 from topologies.errors import InputError
 from topologies.link_map import Floats, Ints, LinkMap
-from topologies.routes import Routes, storage_routes
+from topologies.routes import Routes, per_lane, storage_routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,8 @@ class Load:
     traffic: Callable[[LinkMap], tuple[Traffic, ...]]
     """Phases, one after the other, on the links as they are."""
     start_seconds: float = 0.0
-    repeats: int = 1
+    repeats: int | None = 1
+    """None: again and again, until all others have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +91,14 @@ def storage_load(
     members = np.asarray(nodes, np.int64)
 
     def traffic(network: LinkMap) -> tuple[Traffic, ...]:
-        edges = storage_routes(network, members, store, write=write)
+        edges, sizes = storage_routes(network, members, store, write=write), np.full(len(members), float(size_bytes))
+        if len(edges.links):
+            edges, sizes = per_lane(edges, sizes)
         each = np.arange(len(members))
         return (
             Traffic(
                 edges=edges,
-                edge_bytes=np.full(len(members), float(size_bytes)),
+                edge_bytes=sizes,
                 counts=each * 0 + 1,
                 flow_edge=each,
                 groups=each,
@@ -140,7 +145,7 @@ def play_together(
 
     def run(load: Load) -> Generator[simpy.Event, Any, None]:
         yield environment.timeout(load.start_seconds)
-        for _ in range(load.repeats):
+        for _ in itertools.count() if load.repeats is None else range(load.repeats):
             for index in range(len(phases[load.name])):
                 flows, sizes = pieces[load.name, index]
                 events = [engine.transfer(_links(flows, k), sizes[k], _loads(flows, k)) for k in range(len(sizes))]
@@ -161,11 +166,13 @@ def play_together(
             if not edge_by_edge:
                 _move(now, engine, loads, pieces, under_way)
 
+    finite = [environment.process(run(load)) for load in loads if load.repeats is not None]
     for load in loads:
-        environment.process(run(load))
+        if load.repeats is None:
+            environment.process(run(load))
     environment.process(fail())
-    environment.run()
-    stuck = [load.name for load in loads if load.name not in ends]
+    _run(environment, environment.all_of(finite) if len(finite) < len(loads) else None)
+    stuck = [load.name for load in loads if load.name not in ends and load.repeats is not None]
     if stuck:
         raise InputError(f"{', '.join(stuck)} never ends: a link on the way is dead", hint="let it recover or reroute")
     return Together(
@@ -174,6 +181,12 @@ def play_together(
         counters=engine.counters,
         classes=sum(len(sizes) for _, sizes in pieces.values()),
     )
+
+
+def _run(environment: simpy.Environment, until: simpy.Event | None) -> None:
+    """Run to the end of an event; without events left before it comes, something never ends."""
+    with contextlib.suppress(RuntimeError):  # simpy: no scheduled events left but "until" event was not triggered
+        environment.run(until)
 
 
 Pieces = dict[tuple[str, int], tuple[Routes, Floats]]

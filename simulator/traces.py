@@ -1,6 +1,6 @@
 """A step timeline as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
 
-Format: Trace Event Format (Google), JSON object form: complete events (ph X) and metadata (M).
+Format: Trace Event Format (Google), JSON object form: complete events (ph X), counters (C) and metadata (M).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from simulator.outcome import Span, StepTimeline
+from simulator.outcome import Counter, Span, StepTimeline
 
 LANES = {
     "forward": "compute",
@@ -39,7 +39,8 @@ def chrome_trace(timeline: StepTimeline, name: str = "headway") -> dict[str, Any
     number = {one: position + 1 for position, one in enumerate(names)}
     events: list[dict[str, Any]] = []
     for rank in sorted({rank for rank, _ in names}):
-        events.append(_metadata("process_name", rank, 0, name=f"pipeline rank {rank}"))
+        named = timeline.rank_names[rank] if timeline.rank_names else f"pipeline rank {rank}"
+        events.append(_metadata("process_name", rank, 0, name=named))
         events.append(_metadata("process_sort_index", rank, 0, sort_index=rank))
     for (rank, lane), thread in number.items():
         events.append(_metadata("thread_name", rank, thread, name=lane))
@@ -57,11 +58,29 @@ def chrome_trace(timeline: StepTimeline, name: str = "headway") -> dict[str, Any
             "tid": number[threads[i]],
         }
         events.append(event | ({"args": arguments} if arguments else {}))
+    events += _counters(timeline.counters, 1 + max((rank for rank, _ in names), default=0))
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {"title": name, "step_seconds": timeline.step_seconds, "source": "simulated"},
     }
+
+
+def _counters(counters: Sequence[Counter], process: int) -> list[dict[str, Any]]:
+    """A process of counter tracks, in per cent."""
+    if not counters:
+        return []
+    events = [_metadata("process_name", process, 0, name="links in use (%)")]
+    events.append(_metadata("process_sort_index", process, 0, sort_index=-1))
+    for one in counters:
+        last = None
+        for start, value in zip(one.start_seconds, one.values, strict=True):
+            shown = round(100 * value, 2)
+            if shown != last:
+                event = {"name": one.name, "ph": "C", "pid": process, "ts": round(start * 1e9) / 1000}
+                events.append(event | {"args": {"used": shown}})
+            last = shown
+    return events
 
 
 def trace_bytes(timeline: StepTimeline, name: str = "headway", *, compress: bool = True) -> bytes:

@@ -132,13 +132,20 @@ def ep_seconds(net: Links, ranks: Ranks, routed_bytes: Floats, top_k: int, dedup
         return np.where(group > 1, measured_seconds(net.points, "all_to_all", group, routed_bytes), 0.0)
     local = local_ranks(net, ranks.ep, ranks.ep_stride)
     domains = ranks.ep / local
-    reached = domains * (1.0 - (1.0 - 1.0 / domains) ** top_k) / top_k if deduplicates else 1.0
+    reached = reached_share(domains, top_k, deduplicates)
     inside = routed_bytes * (local - 1.0) / ranks.ep / (net.scale_up_bytes_per_second * net.all_to_all_share)
     rate = network_rate(net, ranks.ep, ranks.ep_stride)
-    outside = routed_bytes * (1.0 - local / ranks.ep) * np.minimum(reached, 1.0) / np.maximum(rate, 1.0)
+    outside = routed_bytes * (1.0 - local / ranks.ep) * reached / np.maximum(rate, 1.0)
     split = (ranks.etp - 1.0) * routed_bytes / net.scale_up_bytes_per_second
     time = split + np.maximum(inside, outside) + np.where(domains > 1.0, 6e-5, 3e-5)
     return np.where(group > 1.0, time, 0.0)
+
+
+def reached_share(domains: Floats, top_k: int, deduplicates: bool) -> Floats:
+    """Share of the routed bytes for other domains that leaves: a token goes once to each that holds its experts."""
+    if not deduplicates:
+        return np.ones_like(domains)
+    return np.minimum(domains * (1.0 - (1.0 - 1.0 / domains) ** top_k) / top_k, 1.0)
 
 
 def p2p_seconds(net: Links, ranks: Ranks, boundary_bytes: Floats) -> Floats:

@@ -127,6 +127,13 @@ def storage_routes(network: LinkMap, nodes: ArrayLike, store: int, *, write: boo
     return _packed(parts)
 
 
+def per_lane(flows: Routes, size_bytes: Floats) -> tuple[Routes, Floats]:
+    """Return flows that are spread over lanes by the part on their thinnest lane, which is what shares links fairly."""
+    thinnest = np.minimum.reduceat(flows.loads, flows.starts[:-1])
+    loads = flows.loads / thinnest[flows.rows]
+    return Routes(starts=flows.starts, links=flows.links, loads=loads), size_bytes * thinnest
+
+
 def _packed(parts: list[tuple[Ints, Any]]) -> Routes:
     """Join padded paths (-1: no link) and their shares, flow by flow."""
     paths = np.concatenate([path for path, _ in parts], axis=1)

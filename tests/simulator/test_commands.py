@@ -48,7 +48,11 @@ def test_a_step_of_a_pinned_scenario():
     assert content["memory_bytes"]["peak"] > 0
     assert content["layout"]["num_microbatches"] == 16
     assert 0.2 < content["mfu"] < 0.6
-    assert content["step_seconds"] == pytest.approx(content["closed_form"]["step_seconds"], rel=0.01)
+    # the closed form charges the 1:7 between pods to every NIC; on the links it is there for who crosses it
+    reasons = content["difference_seconds"]
+    assert reasons["oversubscription"] < 0
+    untapered = content["closed_form"]["step_seconds"] + reasons["oversubscription"]
+    assert content["step_seconds"] - reasons["paths"] == pytest.approx(untapered, rel=0.02)
     assert all(len(one["sha256"]) == 64 for one in content["inputs"])
 
 

@@ -276,7 +276,8 @@ def test_checkpoints_share_the_fabric_unless_they_have_their_own():
     apart = play_together(link_map(beside), [training, saving]).end_seconds
     assert apart["training"] == pytest.approx(alone)
     assert apart["saving"] == pytest.approx(16 * 40e9 / 1e12)
-    assert shared["training"] == pytest.approx(9 / 8 * alone)  # a node sends one flow over eight NICs that rings fill
+    on_a_nic = 1e12 / 16 / 8  # the storage holds a node's flow over eight NICs below its fair share; rings get the rest
+    assert shared["training"] == pytest.approx(alone / (1 - on_a_nic / 50e9))
     assert shared["saving"] >= 16 * 40e9 / 1e12
 
 
