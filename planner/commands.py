@@ -206,7 +206,7 @@ def _summary(made: Plan) -> list[tuple[str, str]]:
     days, cost = predicted["days"], predicted["cost_usd"]
     band = f"{predicted['step_seconds_low']:.4g} to {predicted['step_seconds_high']:.4g}"
     rows = [
-        ("layout", f"{made.layout.label()}, micro-batches: {made.layout.num_microbatches(made.scenario.job)}"),
+        ("layout", f"{made.layout.label()}, micro-batches: {_microbatches(made)}"),
         ("GPUs", f"{made.layout.world_size:,} on {nodes_text(made.placement)}"),
         ("step", f"{predicted['step_seconds']:.4g} s ({band} s with 80 % probability)"),
         ("speed", f"{_percent(predicted['mfu'])} MFU, {predicted['tflops_per_gpu']:.4g} TFLOP/s and "
@@ -231,6 +231,12 @@ def _summary(made: Plan) -> list[tuple[str, str]]:
     if energy is not None:
         rows.append(("energy", f"{energy:,.0f} kWh" if energy >= 100 else f"{energy:.3g} kWh"))
     return rows
+
+
+def _microbatches(made: Plan) -> str:
+    if not made.replicas:
+        return str(made.num_microbatches)
+    return ", ".join(f"{one['replicas']} x {one['num_microbatches']} on {one['node']}" for one in made.replicas)
 
 
 def _uplinks(found: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -81,7 +81,7 @@ def limits(plan: Plan) -> list[str]:
     job, layout = plan.scenario.job, plan.layout
     if breakdown["pp_bubble"] > 0.05 * step:
         told.append(
-            f"the global batch of {job.global_batch_size} sequences gives {layout.num_microbatches(job)} micro-batches "
+            f"the global batch of {job.global_batch_size} sequences gives {plan.num_microbatches} micro-batches "
             f"per replica to {layout.pp} stages: more would shrink the bubble"
         )
     domain = plan.scenario.cluster.domain_size

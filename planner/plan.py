@@ -31,13 +31,16 @@ class Plan:
     alternatives: list[dict[str, Any]]
     solver: dict[str, Any]
     inputs: list[dict[str, str]]
+    replicas: list[dict[str, Any]] = field(default_factory=list)
+    """Of clusters with several kinds of GPUs: which replicas run on which pool, and their numbers of micro-batches.
+    ``layout`` is then that of the first kind. Empty: all replicas are equal."""
     file_sha256: str = field(default="", compare=False)
     """Of the file that the plan was read from; empty for a plan that was just made."""
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain data, as in its file."""
-        job = self.scenario.job
-        layout = self.layout.model_dump(mode="json") | {"num_microbatches": self.layout.num_microbatches(job)}
+        layout = self.layout.model_dump(mode="json") | {"num_microbatches": self.num_microbatches}
+        different = {"replicas": self.replicas} if self.replicas else {}
         return {
             "format_version": FORMAT_VERSION,
             "scenario": self.scenario.model_dump(mode="json"),
@@ -48,7 +51,15 @@ class Plan:
             "alternatives": self.alternatives,
             "solver": self.solver,
             "inputs": self.inputs,
+            **different,
         }
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of a replica in a step; where replicas differ, the most that one runs."""
+        if self.replicas:
+            return max(int(one["num_microbatches"]) for one in self.replicas)
+        return self.layout.num_microbatches(self.scenario.job)
 
     def as_text(self) -> str:
         """The content of its file."""
@@ -87,4 +98,20 @@ def read_plan(path: str | Path) -> Plan:
     except ValidationError as error:
         raise explain(error, Layout, Path(path), layout) from None
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return Plan(scenario=scenario, layout=chosen, file_sha256=digest, **{key: content[key] for key in keys[2:]})
+    parts = {key: content[key] for key in keys[2:]} | {"replicas": content.get("replicas", [])}
+    return Plan(scenario=scenario, layout=chosen, file_sha256=digest, **parts)
+
+
+def refuse_unequal(plan: Plan, what: str) -> None:
+    """Refuse a plan whose replicas differ, for everything that runs all replicas alike.
+
+    Raises:
+        InputError: the plan's replicas run different numbers of micro-batches on different GPUs.
+    """
+    if plan.replicas:
+        told = ", ".join(f"{one['replicas']} x {one['num_microbatches']} on {one['node']}" for one in plan.replicas)
+        raise InputError(
+            f"replicas run different numbers of micro-batches ({told}), and {what} runs all replicas alike",
+            hint="plan each pool as a cluster of its own, or use a trainer that weighs gradients by tokens",
+            key="replicas",
+        )

@@ -176,7 +176,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
 def _timeline(plan: Plan, picture: Picture | None) -> dict[str, Any] | None:
     if picture is None:
         return None
-    total = plan.layout.num_microbatches(plan.scenario.job)
+    total = plan.num_microbatches
     promise = plan.predicted["step_seconds"]
     return {
         "chart": _drawn(timeline_chart(picture.timeline)),

@@ -48,7 +48,7 @@ class Picture:
 def play(plan: Plan) -> Picture:
     """Play one step of a plan; a step of very many micro-batches is played with as many as a picture can show."""
     layout, job = plan.layout, plan.scenario.job
-    every = layout.num_microbatches(job)
+    every = plan.num_microbatches
     most = max(2, MOST_OPERATIONS // (2 * layout.pp**2 * layout.vpp)) * layout.pp
     played = every if every <= most else most
     fewer = job.model_copy(update={"global_batch_size": played * layout.dp * layout.micro_batch_size})

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from rich.table import Table
 
-from planner.plan import Plan, read_plan
+from planner.plan import Plan, read_plan, refuse_unequal
 from runtime.build_data import build, byte_tokenizer, file_tokenizer
 from runtime.dry_run import dry_run
 from runtime.environment import CONTENDED_SHARE
@@ -106,6 +106,7 @@ def run(
     tokens = _tokens(durable.pop("data"), durable.pop("data_cache"))
     durability = _durability(durable)
     chosen = read_plan(plan)
+    refuse_unequal(chosen, "headway run")
     if only_tell:
         told = dry_run(chosen, steps=steps, seed=seed, trace=trace)
         if output:

@@ -72,6 +72,13 @@ def _from_plan(path: Path, pins: Sequence[str], overrides: Sequence[str]) -> Sub
     for key in ("scenario", "layout", "checkpoint"):
         if not isinstance(content.get(key), dict):
             raise InputError("is missing", hint="make the plan again", file=path, key=key)
+    if content.get("replicas"):
+        raise InputError(
+            "replicas run different numbers of micro-batches on different GPUs, and the simulation plays all alike",
+            hint="the plan's own step is played already; simulate one pool as a cluster of its own",
+            file=path,
+            key="replicas",
+        )
     scenario = _validated(Scenario, content["scenario"], path)
     if overrides:
         raw = CommentedMap(scenario.model_dump(mode="json", by_alias=True))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from planner.plan import Plan
+from planner.plan import Plan, refuse_unequal
 from runtime.emit.bridge import bridge_program
 from runtime.emit.deepspeed import deepspeed_program
 from runtime.emit.headway import headway_program
@@ -70,6 +70,7 @@ def emit_plan(plan: Plan, target: str, output: Path, wishes: Wishes) -> tuple[La
         InputError: the trainer cannot express the plan, or a wish has the wrong form.
     """
     trainer = wishes.trainer if target in LAUNCHERS else target
+    refuse_unequal(plan, trainer)
     launch = describe(
         plan,
         program_of(plan, trainer, wishes),

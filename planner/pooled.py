@@ -1,0 +1,352 @@
+"""Plans for clusters with several kinds of GPUs: equal replicas within a pool, micro-batches by speed between pools."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner.checkpointing import operation
+from planner.mixing import Mix, Share, Template, fastest_mix
+from planner.outlook import Outlook, promise, with_stages
+from planner.placement import healthy, place
+from planner.plan import Plan
+from planner.playing import played_step
+from planner.replicas import (
+    FREE,
+    PoolTemplates,
+    cuts_of,
+    layout_of,
+    legal_replicas,
+    pool_templates,
+    sub_cluster,
+    template,
+)
+from planner.upkeep import facility_watts, upkeep
+from scenarios.layout import Layout
+from scenarios.scenario import Scenario
+from simulator.memory import memory_use
+from simulator.outcome import MemoryUse, StepTime
+from topologies.cluster import Cluster
+from topologies.document import InputFile
+from topologies.errors import Infeasible
+from topologies.numbering import node_numbers
+
+CUTS_MIXED = 12
+"""Cuts of the model whose mix is solved exactly, the most promising ones."""
+PLAYED = 3
+"""Of them, those whose replicas are played event by event."""
+RESTRICTIONS = (
+    "all replicas are cut alike (tp, cp, pp, layers of each stage), run 1F1B and share their optimizer states",
+    "stages are split uniformly and recompute is the same for all layers of a pool",
+    "a replica lies in one pool; gradients are weighted by the tokens of their replica",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A cut with its mix, predicted in full."""
+
+    mix: Mix
+    layouts: dict[str, tuple[int, Layout]]
+    """Pool and layout of each template in the mix."""
+    step: StepTime
+    memory: MemoryUse
+
+
+def has_kinds(cluster: Cluster) -> bool:
+    """Whether the pools hold different nodes."""
+    return len({pool.node.name for pool in cluster.pools}) > 1
+
+
+def plan_pools(asked: Scenario, pins: Mapping[str, Any], *, top: int = 5, inputs: Sequence[InputFile] = ()) -> Plan:
+    """Choose replicas for each pool and their micro-batches.
+
+    Raises:
+        Infeasible: no replica fits on any pool, or the batch is too small for one.
+    """
+    started = time.perf_counter()
+    scenario = healthy(asked)
+    pools = range(len(scenario.cluster.pools))
+    found = [pool_templates(scenario, pool, pins) for pool in pools]
+    search = _best_mixes(scenario, found, list(pools))
+    if not search.mixes:
+        raise _refusal(scenario, found, pins)
+    choices = [_predicted(scenario, found, mix) for mix in search.mixes[:PLAYED]]
+    choices.sort(key=lambda one: one.step.total_seconds)
+    best = choices[0]
+    alternatives = [_told(one, best, "another cut: ") for one in choices[1:]]
+    for pool in pools:
+        for mix in _best_mixes(scenario, found, [pool]).mixes[:1]:
+            name = scenario.cluster.pools[pool].node.name
+            alternatives.append(_told(_predicted(scenario, found, mix), best, f"only the {name} nodes: "))
+    alternatives.sort(key=lambda one: float(one["step_seconds"]))
+    seconds = best.step.total_seconds
+    outlook = _outlook(scenario, best)
+    solver = {
+        "name": "bisection over integer knapsacks (HiGHS)",
+        "status": "fastest mix of the enumerated replicas",
+        "objective": "time",
+        "objective_seconds": seconds,
+        "closed_form_seconds": best.mix.seconds,
+        "bound_seconds": min(search.bound, seconds),
+        "gap": seconds / min(search.bound, seconds) - 1,
+        "candidates": sum(len(one.layouts) for one in found),
+        "feasible": sum(len(one.layouts) for one in found),
+        "cuts": search.cuts,
+        "solved_exactly": min(search.cuts, CUTS_MIXED),
+        "programs": search.programs,
+        "played": len(best.layouts),
+        "rejected_by_rule": {},
+        "rejected_by_memory": None,
+        "pins": {name: value for name, value in pins.items() if name not in FREE},
+        "note": "; ".join(RESTRICTIONS)
+        + ("" if scenario.objective == "time" else f"; the step time is minimised, not the {scenario.objective}"),
+        "seconds": time.perf_counter() - started,
+    }
+    return Plan(
+        scenario=asked,
+        layout=outlook.layout,
+        placement=_placement(asked, scenario, best),
+        checkpoint=outlook.checkpoint.as_json(),
+        predicted=promise(outlook) | {"notes": _notes(scenario, best)},
+        alternatives=alternatives[:top],
+        solver=solver,
+        inputs=[asdict(one) for one in inputs],
+        replicas=_replicas(scenario, best),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """The best mixes, fastest first by the closed form; what was looked at."""
+
+    mixes: list[Mix]
+    bound: float
+    cuts: int
+    programs: int
+
+
+def _best_mixes(scenario: Scenario, found: list[PoolTemplates], pools: list[int]) -> _Search:
+    """Bound every cut of the model, and mix the most promising ones exactly."""
+    held = tuple(pool.num_nodes if number in pools else 0 for number, pool in enumerate(scenario.cluster.pools))
+    ways: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+    for pool in pools:
+        for row, cut in enumerate(cuts_of(found[pool])):
+            ways[cut].append((pool, row))
+    batch, bounds = scenario.job.global_batch_size, {}
+    offered: dict[tuple[int, ...], list[Template]] = {}
+    for cut, rows in ways.items():
+        ring = max(float(found[pool].ring_seconds[row]) for pool, row in rows)
+        offered[cut] = [template(scenario, found[pool], row, pool, ring) for pool, row in rows]
+        bounds[cut] = _least_seconds(offered[cut], held, batch)
+    order = sorted((cut for cut in bounds if math.isfinite(bounds[cut])), key=lambda cut: bounds[cut])
+    mixes = [mix for cut in order[:CUTS_MIXED] if (mix := fastest_mix(offered[cut], held, batch)) is not None]
+    return _Search(
+        mixes=sorted(mixes, key=lambda one: one.seconds),
+        bound=min(bounds.values(), default=math.inf),
+        cuts=len(bounds),
+        programs=sum(one.programs for one in mixes),
+    )
+
+
+def _least_seconds(templates: list[Template], held: tuple[int, ...], batch: int) -> float:
+    """The fastest step of replicas that all lie in one pool: then each pool takes its best template, by bisection."""
+    by_pool: dict[int, list[Template]] = defaultdict(list)
+    for one in templates:
+        by_pool[int(np.argmax(one.nodes))].append(one)
+
+    def sequences(seconds: float) -> int:
+        return sum(
+            max(
+                held[pool] // one.nodes[pool] * one.replicas * one.micro_batch_size * one.microbatches(seconds)
+                for one in own
+            )
+            for pool, own in by_pool.items()
+        )
+
+    low, high = 0.0, max(one.seconds(max(batch, one.least)) for one in templates)
+    if sequences(high) < batch:
+        return math.inf
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if sequences(middle) >= batch else (middle, high)
+    return low
+
+
+def _predicted(scenario: Scenario, found: list[PoolTemplates], mix: Mix) -> Choice:
+    """Play the slowest replicas of each template; the step is the slowest of them with the slowest ring."""
+    total = sum(one.replicas for one in mix.shares)
+    steps: dict[str, StepTime] = {}
+    memories: list[MemoryUse] = []
+    layouts: dict[str, tuple[int, Layout]] = {}
+    for name, shares in _by_template(mix).items():
+        pool, row = (int(part) for part in name.split(":"))
+        layout = with_stages(layout_of(found[pool], row, total), scenario.model)
+        most = max(one.microbatches for one in shares)
+        batch = total * layout.micro_batch_size * most
+        job = scenario.job.model_copy(update={"global_batch_size": batch})
+        cluster = sub_cluster(scenario.cluster, pool)
+        steps[name] = played_step(cluster, job, layout)
+        memories.append(memory_use(cluster, job, layout))
+        layouts[name] = (pool, layout)
+    ring = max(one.dp_comm_seconds for one in steps.values())
+    slowest = max(steps.values(), key=lambda one: one.total_seconds - one.dp_comm_seconds)
+    step = _of_all(scenario, replace(slowest, dp_comm_seconds=ring), slowest.total_seconds, mix, layouts)
+    fullest = min(memories, key=lambda one: one.headroom_bytes / one.capacity_bytes)
+    return Choice(mix=mix, layouts=layouts, step=step, memory=fullest)
+
+
+def _of_all(
+    scenario: Scenario, step: StepTime, own_seconds: float, mix: Mix, layouts: dict[str, tuple[int, Layout]]
+) -> StepTime:
+    """Rates over all GPUs at work, and the band stretched with the step."""
+    job, gpus, peak = scenario.job, 0, 0.0
+    for share in mix.shares:
+        pool, layout = layouts[share.template.name]
+        used = share.replicas * layout.tp * layout.cp * layout.pp
+        gpus += used
+        peak += used * (scenario.cluster.pools[pool].node.gpu.peak(job.precision) or math.nan)
+    total, tokens = step.total_seconds, job.tokens_per_step
+    flops = job.model.flops_per_token(job.seq_length) * tokens
+    stretched = total / own_seconds
+    mfu = flops / total / peak
+    return replace(
+        step,
+        mfu=mfu,
+        hfu=None if step.mfu is None or step.hfu is None else mfu * step.hfu / step.mfu,
+        tokens_per_second_per_gpu=tokens / total / gpus,
+        tflops_per_gpu=flops / total / gpus / 1e12,
+        low_seconds=step.low_seconds * stretched,
+        high_seconds=step.high_seconds * stretched,
+    )
+
+
+def _by_template(mix: Mix) -> dict[str, list[Share]]:
+    grouped: dict[str, list[Share]] = defaultdict(list)
+    for share in mix.shares:
+        grouped[share.template.name].append(share)
+    return grouped
+
+
+def _first_layout(one: Choice) -> Layout:
+    """The layout of the first pool in use."""
+    return min(one.layouts.values(), key=lambda each: each[0])[1]
+
+
+def _nodes(scenario: Scenario, best: Choice) -> list[int]:
+    """Nodes at work in each pool."""
+    used = [0.0] * len(scenario.cluster.pools)
+    for share in best.mix.shares:
+        pool, _ = best.layouts[share.template.name]
+        used[pool] += share.replicas / share.template.replicas * share.template.nodes[pool]
+    return [math.ceil(one - 1e-9) for one in used]
+
+
+def _outlook(scenario: Scenario, best: Choice) -> Outlook:
+    cluster, job = scenario.cluster, scenario.job
+    layout = _first_layout(best)
+    used = _nodes(scenario, best)
+    operated = operation(scenario, layout, best.step.total_seconds)
+    kept = upkeep(scenario, layout.world_size, 0, (operated.spares or 0) + scenario.faults.standbys)
+    watts = sum(facility_watts(sub_cluster(cluster, pool), nodes) for pool, nodes in enumerate(used))
+    usd = kept.usd_per_second + scenario.prices.electricity_usd_per_joule * watts
+    return Outlook(
+        layout=layout,
+        placement=place(cluster, layout),
+        step=best.step,
+        memory=best.memory,
+        checkpoint=operated,
+        steps=None if job.target_tokens is None else math.ceil(job.target_tokens / job.tokens_per_step),
+        upkeep=replace(kept, usd_per_second=usd, watts=kept.watts + watts, nodes=kept.nodes + sum(used)),
+    )
+
+
+def _replicas(scenario: Scenario, best: Choice) -> list[dict[str, Any]]:
+    told = []
+    for share in best.mix.shares:
+        pool, layout = best.layouts[share.template.name]
+        node = scenario.cluster.pools[pool].node
+        told.append(
+            {
+                "pool": pool,
+                "node": node.name,
+                "gpu": node.gpu.name,
+                "replicas": share.replicas,
+                "gpus_per_replica": layout.tp * layout.cp * layout.pp,
+                "micro_batch_size": layout.micro_batch_size,
+                "num_microbatches": share.microbatches,
+                "recompute": layout.recompute,
+                "seconds": share.template.seconds(share.microbatches),
+                "layout": layout.model_dump(mode="json"),
+            }
+        )
+    return told
+
+
+def _placement(asked: Scenario, scenario: Scenario, best: Choice) -> dict[str, Any]:
+    """Healthy nodes of each pool in the order of its replicas."""
+    gone = node_numbers(asked.exclude_nodes, asked.cluster) if asked.exclude_nodes else frozenset[int]()
+    numbers: list[int] = []
+    used = dict(zip((pool.node.name for pool in scenario.cluster.pools), _nodes(scenario, best), strict=True))
+    first = 0
+    for pool in asked.cluster.pools:
+        free = [number for number in range(first, first + pool.num_nodes) if number not in gone]
+        numbers += free[: used.get(pool.node.name, 0)]
+        first += pool.num_nodes
+    layout = _first_layout(best)
+    placed = place(scenario.cluster, layout).as_json()
+    return placed | {"nodes": len(numbers), "node_numbers": numbers, "excluded_nodes": sorted(gone)}
+
+
+def _notes(scenario: Scenario, best: Choice) -> list[str]:
+    told = [
+        f"{share.replicas} replicas on {scenario.cluster.pools[best.layouts[share.template.name][0]].node.name} run "
+        f"{share.microbatches} micro-batches of {share.template.micro_batch_size} each"
+        for share in best.mix.shares
+    ]
+    idle = [pool.num_nodes - used for pool, used in zip(scenario.cluster.pools, _nodes(scenario, best), strict=True)]
+    told += [
+        f"{count} {pool.node.name} nodes stay idle: too few for another replica, or a slower step with it"
+        for count, pool in zip(idle, scenario.cluster.pools, strict=True)
+        if count
+    ]
+    return [*told, "no shipped trainer runs replicas with different numbers of micro-batches: emit and run refuse"]
+
+
+def _told(one: Choice, best: Choice, reason: str) -> dict[str, Any]:
+    slower = one.step.total_seconds / best.step.total_seconds - 1
+    layout = _first_layout(one)
+    shares = ", ".join(f"{share.replicas} x {share.microbatches} micro-batches" for share in one.mix.shares)
+    return {
+        "layout": layout.model_dump(mode="json") | {"num_microbatches": max(s.microbatches for s in one.mix.shares)},
+        "label": layout.label(),
+        "step_seconds": one.step.total_seconds,
+        "mfu": one.step.mfu,
+        "peak_bytes": one.memory.peak_bytes,
+        "lost_because": f"{reason}{100 * slower:.1f} % slower ({shares})",
+    }
+
+
+def _refusal(scenario: Scenario, found: list[PoolTemplates], pins: Mapping[str, Any]) -> Infeasible:
+    kinds = ", ".join(f"{pool.num_nodes} x {pool.node.name}" for pool in scenario.cluster.pools)
+    if any(len(one.layouts) for one in found):
+        return Infeasible(
+            f"no mix of replicas of {scenario.model.name} on {kinds} holds the global batch of "
+            f"{scenario.job.global_batch_size} sequences: each replica needs as many micro-batches as stages",
+            relax=("a larger global batch", "pins that leave shorter pipelines"),
+        )
+    reasons = []
+    for number, pool in enumerate(scenario.cluster.pools):
+        legal = legal_replicas(scenario, number, pins)[1]
+        rules = [legal.examples[name].sentence for name in legal.emptied_by[:2]]
+        reasons.append(f"{pool.node.name}: {'; '.join(rules) or 'none fits in memory'}")
+    return Infeasible(
+        f"no replica of {scenario.model.name} works on {kinds} ({', '.join(reasons)})",
+        relax=("more nodes of one kind", "GPUs with more memory", "fewer pins"),
+    )
