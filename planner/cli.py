@@ -31,6 +31,7 @@ COMMANDS = {
     "picture": ("reports.commands:picture", "Draw whole runs: a timeline, or goodput against the interval."),
     "plan": ("planner.commands:plan", "Choose the layout for a scenario."),
     "report": ("reports.commands:report", "Write an HTML report of a plan and its measurements."),
+    "rules": ("planner.commands:rules", "Try rules of thumb against headway's choice."),
     "run": ("runtime.commands:run", "Run a plan as a real torch.distributed job."),
     "scenario": ("scenarios.commands:scenario", "List, show and check scenarios."),
     "schema": ("scenarios.commands:schema", "Print the JSON Schema of a document."),

@@ -124,19 +124,22 @@ def _sweep_table(rows: list[dict[str, Any]], keys: list[str]) -> None:
 
 @command("explain")
 @click.argument("plan_file", metavar="PLAN")
+@click.option("--quick", is_flag=True, help="Leave out the shadow prices, which plan again with one thing changed.")
 @json_option
-def explain(plan_file: str, as_json: bool) -> None:
-    """Say why PLAN is what it is: limits, seconds, memory, rivals, rules, sources."""
+def explain(plan_file: str, quick: bool, as_json: bool) -> None:
+    """Say why PLAN is what it is: limits, shadow prices, seconds, memory, rivals, rules, sources."""
     from planner.explain import explanation
+    from planner.shadow import shadow_prices
 
     read = read_plan(plan_file)
-    told = explanation(read)
+    told = explanation(read, () if quick else shadow_prices(read, say))
     if as_json:
         print_json(told)
         return
     out = console()
     out.print(_answer(read), highlight=False)
     _list("What limits it", told["limits"])
+    _list("What more would be worth", [one["words"] for one in told["shadow_prices"]])
     table = Table("of each step", "seconds", "share", title="From the peak to the predicted step")
     for entry in told["waterfall"]:
         table.add_row(entry["name"], f"{entry['seconds']:.4g}", f"{entry['share']:.1%}")
@@ -165,11 +168,14 @@ def explain(plan_file: str, as_json: bool) -> None:
 def diff(context: click.Context, before: str, after: str, as_json: bool) -> None:
     """Show where two plans differ; exit 1 if they do."""
     from planner.difference import differences
+    from planner.story import headline
 
-    found = differences(read_plan(before), read_plan(after))
+    plans = read_plan(before), read_plan(after)
+    found, told = differences(*plans), headline(*plans)
     if as_json:
-        print_json({"differences": [asdict(one) for one in found]})
+        print_json({"headline": told, "differences": [asdict(one) for one in found]})
     elif found:
+        _list("In short", told)
         table = Table("key", before, after, "change")
         for one in found:
             change = "" if one.change is None else f"{one.change:+.1%}"
@@ -179,6 +185,29 @@ def diff(context: click.Context, before: str, after: str, as_json: bool) -> None
         say("the plans say the same")
     if found:
         context.exit(1)
+
+
+@command("rules")
+@click.argument("names", nargs=-1, metavar="[RULE]...")
+@json_option
+def rules(names: tuple[str, ...], as_json: bool) -> None:
+    r"""Try rules of thumb (10b, 100b, 1t, pp4, checkpoint) and say where they are good and what they cost.
+
+    \b
+    headway rules
+    headway rules 10b checkpoint --json
+    """
+    from planner.thumb import check_rules
+
+    verdicts = list(check_rules(names, say))
+    if as_json:
+        print_json({"rules": [asdict(one) for one in verdicts]})
+        return
+    table = Table("rule of thumb", "tried on", "by the rule", "headway's choice", "verdict")
+    for number, one in enumerate(verdicts):
+        first = number == 0 or one.rule != verdicts[number - 1].rule
+        table.add_row(one.saying if first else "", one.case, one.ruled, one.chosen, escape(one.verdict))
+    console().print(table)
 
 
 def _show(made: Plan) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from planner.notes import stages_text
 from planner.plan import Plan
-from planner.reasons import PARTS
+from planner.shadow import Price
+from planner.waterfall import waterfall
 from scenarios.layout import Stage
 from simulator.memory import memory_use
-from simulator.outcome import BREAKDOWN, MEMORY_PARTS
+from simulator.outcome import MEMORY_PARTS
 from topologies.document import FileDocument
 from topologies.units import format_quantity
 
@@ -17,13 +20,18 @@ TIGHT = 0.08
 """A GPU with less free memory than this share is called full."""
 
 
-def explanation(plan: Plan) -> dict[str, Any]:
+def explanation(plan: Plan, prices: Sequence[Price] = ()) -> dict[str, Any]:
     """Return everything that ``headway explain`` tells, as plain data."""
+    step = plan.predicted["step_seconds"]
     return {
         "layout": plan.layout.model_dump(mode="json") | {"label": plan.layout.label()},
         "stages": stages_text(plan.layout),
         "limits": limits(plan),
-        "waterfall": waterfall(plan),
+        "shadow_prices": [asdict(price) for price in prices],
+        "waterfall": [
+            {"name": part.words, "seconds": part.value, "share": part.value / step}
+            for part in waterfall(plan.predicted)
+        ],
         "memory_bytes": plan.predicted["memory_bytes"],
         "checkpoint": plan.checkpoint,
         "alternatives": plan.alternatives,
@@ -37,45 +45,14 @@ def explanation(plan: Plan) -> dict[str, Any]:
     }
 
 
-def waterfall(plan: Plan) -> list[dict[str, Any]]:
-    """From the time at peak to the predicted step: what each cause adds, in seconds and in share of the step.
-
-    The first entry is model FLOPs over dense peak (``mfu`` times the step). Where the peak is unknown it is missing,
-    and compute is told by its parts.
-    """
-    predicted = plan.predicted
-    step, mfu, parts = predicted["step_seconds"], predicted["mfu"], dict(predicted.get("compute_parts_seconds") or {})
-    breakdown = predicted["breakdown_seconds"]
-    told: list[tuple[str, float]] = []
-    if mfu is not None:
-        told.append(("model FLOPs at the dense peak", mfu * step))
-        extra = {name: parts.pop(name) for name in list(parts) if name not in ("gemm", "attention", "head")}
-        slower = breakdown["compute"] - mfu * step - sum(extra.values())
-        told.append(
-            ("matrix units below their peak (shapes, attention, clocks) and the longest stage's extra work", slower)
-        )
-        told += [(PARTS[name], seconds) for name, seconds in extra.items()]
-    elif parts:
-        told += [(PARTS[name], seconds) for name, seconds in parts.items()]
-    else:
-        told.append((PARTS["compute"], breakdown["compute"]))
-    told += [(PARTS[name], breakdown[name]) for name in BREAKDOWN if name != "compute"]
-    return [
-        {"name": name, "seconds": seconds, "share": seconds / step}
-        for name, seconds in told
-        if abs(seconds) > 1e-6 * step
-    ]
-
-
 def limits(plan: Plan) -> list[str]:
     """What stands in the way of a faster step, strongest first."""
     step = plan.predicted["step_seconds"]
     breakdown = plan.predicted["breakdown_seconds"]
-    lost = [entry for entry in waterfall(plan) if entry["name"] != "model FLOPs at the dense peak"]
-    largest = sorted(lost, key=lambda entry: -entry["seconds"])[:3]
+    lost = [part for part in waterfall(plan.predicted) if part.key != "ideal"]
     told = [
-        f"{entry['name']}: {format_quantity(entry['seconds'], 'seconds')}, {100 * entry['share']:.1f} % of the step"
-        for entry in largest
+        f"{part.words}: {format_quantity(part.value, 'seconds')}, {100 * part.value / step:.1f} % of the step"
+        for part in sorted(lost, key=lambda part: -part.value)[:3]
     ]
     told += [_memory_limit(plan), *_recompute_limit(plan)]
     job, layout = plan.scenario.job, plan.layout
@@ -84,10 +61,31 @@ def limits(plan: Plan) -> list[str]:
             f"the global batch of {job.global_batch_size} sequences gives {plan.num_microbatches} micro-batches "
             f"per replica to {layout.pp} stages: more would shrink the bubble"
         )
+    if layout.pp > 1 and plan.num_microbatches == layout.pp:
+        told.append(
+            f"each replica has as many micro-batches as stages ({layout.pp}): more replicas, larger micro-batches or "
+            "more stages would leave stages without work"
+        )
+    told += _batch_limit(plan)
     domain = plan.scenario.cluster.domain_size
     if layout.tp == domain and layout.tp > 1:
         told.append(f"tp {layout.tp} fills the scale-up domain of {domain} GPUs: it cannot grow without crossing NICs")
     return told
+
+
+def _batch_limit(plan: Plan) -> list[str]:
+    """Whether the global batch is what keeps GPUs idle or the number of replicas odd."""
+    idle, batch = plan.placement.get("idle_gpus") or 0, plan.scenario.job.global_batch_size
+    replica = plan.layout.world_size // plan.layout.dp
+    if plan.replicas or idle < replica:
+        return []
+    more = plan.layout.dp + idle // replica
+    if batch % (more * plan.layout.micro_batch_size) == 0:
+        return []
+    return [
+        f"{idle} idle GPUs would hold {idle // replica} more replicas, and the global batch of {batch} sequences does "
+        f"not divide over {more}"
+    ]
 
 
 def _memory_limit(plan: Plan) -> str:
@@ -106,7 +104,7 @@ def _memory_limit(plan: Plan) -> str:
 
 def _recompute_limit(plan: Plan) -> list[str]:
     """What the same layout would need without recompute."""
-    if plan.layout.recompute == "none":
+    if plan.layout.recompute == "none" or plan.replicas:
         return []
     changes = {"recompute": "none", "stages": tuple(Stage(layers=stage.layers) for stage in plan.layout.stages)}
     use = memory_use(plan.scenario.cluster, plan.scenario.job, plan.layout.model_copy(update=changes))

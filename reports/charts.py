@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from planner.waterfall import waterfall
 from reports.comparison import Comparison
-from reports.tables import PART_NAMES, memory_parts, percent, seconds, seconds_beside, size, some_stages, waterfall
+from reports.tables import PART_NAMES, memory_parts, part_name, percent, seconds, seconds_beside, size, some_stages
 from simulator.outcome import MEMORY_PARTS
 
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
@@ -26,6 +27,7 @@ YELLOW, VERMILLION, PURPLE, GREY = "#F0E442", "#D55E00", "#CC79A7", "#9A9A9A"
 COLOURS = {
     "ideal": BLUE,
     "gemm": SKY,
+    "gemm_below_peak": SKY,
     "below_peak": SKY,
     "compute": SKY,
     "attention": "#8CCBF0",
@@ -120,7 +122,7 @@ def step_chart(predicted: dict[str, Any]) -> str:
     for edge in (low, high):
         axes.plot([edge, edge], [last - 0.18, last + 0.18], color=INK, linewidth=1.4)
     _note(axes, reach, last, f"{seconds(step)}  (80 % band {seconds(low)} to {seconds(high)})", reach, bold=True)
-    name_rows(axes, [*(part.name for part in parts), "Predicted step"])
+    name_rows(axes, [*(part_name(part) for part in parts), "Predicted step"])
     axes.set_xlim(min(0.0, *(part.value for part in parts)), reach * 1.7)
     axes.set_xlabel("seconds of one optimizer step")
     return as_svg(figure, "step", "Where each second of a step goes: waterfall from the peak to the predicted step")

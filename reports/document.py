@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from planner.notes import stages_text
 from planner.plan import Plan
+from planner.waterfall import waterfall
 from reports import comparison_tables, tables
 from reports.answer import answer
 from reports.charts import comparison_chart, memory_chart, step_chart
@@ -137,11 +138,12 @@ def _layout_rows(plan: Plan) -> list[tuple[str, str, str]]:
 
 def _step(plan: Plan) -> dict[str, Any]:
     step = plan.predicted["step_seconds"]
-    parts = tables.waterfall(plan.predicted)
+    parts = waterfall(plan.predicted)
     return {
         "chart": _drawn(step_chart(plan.predicted)),
         "rows": [
-            (part.name, tables.seconds_beside(part.value, step), tables.percent(part.value / step)) for part in parts
+            (tables.part_name(part), tables.seconds_beside(part.value, step), tables.percent(part.value / step))
+            for part in parts
         ],
         "total": tables.seconds_beside(step, step),
         "absent": tables.absent_parts(plan.predicted),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from planner.plan import Plan
+from planner.waterfall import Part
 from scenarios.layout import Layout
 from simulator.outcome import BREAKDOWN, MEMORY_PARTS
 from topologies.errors import InputError
@@ -17,7 +17,8 @@ from topologies.errors import InputError
 PART_NAMES = {
     "ideal": "Model FLOPs at dense peak",
     "below_peak": "Compute above that",
-    "gemm": "Matrix products below peak",
+    "gemm": "Matrix products",
+    "gemm_below_peak": "Matrix products below peak",
     "attention": "Attention",
     "memory_bound": "Norms, activations (memory-bound)",
     "recompute": "Recomputation",
@@ -45,9 +46,6 @@ PART_NAMES = {
 
 MOST_STAGES = 16
 """Rows of memory that a reader can take in."""
-
-MATRIX_PARTS = ("gemm", "attention", "head")
-"""Parts of compute that do the model's FLOPs: what they take above the ideal is time below peak."""
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -163,43 +161,9 @@ def _scaled(value: float | None, scales: Iterable[tuple[float, float, str]], lar
     return f"{number(value / factor)} {unit}".strip()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One part of a whole, for a chart and the table beside it."""
-
-    key: str
-    value: float
-
-    @property
-    def name(self) -> str:
-        """Full name."""
-        return PART_NAMES.get(self.key, self.key.replace("_", " "))
-
-
-def waterfall(predicted: dict[str, Any]) -> list[Part]:
-    """Split a predicted step into what the hardware's peak would need and what comes on top; the parts add up.
-
-    The first part is the time of the model's FLOPs at the dense peak (MFU times step), where the peak is known; the
-    matrix products count as what they take above it.
-    """
-    breakdown: dict[str, float] = predicted["breakdown_seconds"]
-    causes: dict[str, float] = dict(predicted.get("compute_parts_seconds") or {})
-    compute = breakdown.get("compute", 0.0)
-    ideal = predicted["mfu"] * predicted["step_seconds"] if predicted["mfu"] is not None else None
-    parts: list[Part] = []
-    if causes:
-        causes["other compute"] = compute - sum(causes.values())
-        if ideal is not None:
-            matrix = sum(causes.pop(part, 0.0) for part in MATRIX_PARTS)
-            parts += [Part(key="ideal", value=ideal), Part(key="gemm", value=matrix - ideal)]
-        parts += [Part(key=key, value=value) for key, value in causes.items()]
-    elif ideal is not None:
-        parts += [Part(key="ideal", value=ideal), Part(key="below_peak", value=compute - ideal)]
-    else:
-        parts.append(Part(key="compute", value=compute))
-    parts += [Part(key=key, value=value) for key, value in breakdown.items() if key != "compute"]
-    least = 1e-6 * predicted["step_seconds"]
-    return [part for part in parts if abs(part.value) > least]
+def part_name(part: Part) -> str:
+    """Full name of a part."""
+    return PART_NAMES.get(part.key, part.key.replace("_", " "))
 
 
 def absent_parts(predicted: dict[str, Any]) -> list[str]:

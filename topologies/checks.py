@@ -168,7 +168,9 @@ def file_documents(document: BaseModel) -> list[FileDocument]:
 
 def numbers(document: FileDocument) -> list[str]:
     """Return the dotted keys of all numbers that a document's own file gives, as they are written in it."""
-    return list(dict.fromkeys(key.removeprefix("pools.") for key in _numbers(document) if key != "version"))
+    one_pool = isinstance(document, Cluster) and len(document.pools) == 1  # written without the word 'pools'
+    keys = (key.removeprefix("pools.") if one_pool else key for key in _numbers(document) if key != "version")
+    return list(dict.fromkeys(keys))
 
 
 def _numbers(model: BaseModel) -> Iterator[str]:

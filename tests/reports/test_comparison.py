@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from planner.explain import waterfall as explained_waterfall
 from planner.plan import Plan
+from planner.waterfall import waterfall
 from reports.comparison import compare, phase_parts
-from reports.tables import waterfall
 from scenarios.layout import Layout
 from simulator.outcome import Measurement, plain, read_measurement
 from topologies.document import to_json
@@ -121,13 +120,6 @@ def test_the_waterfall_adds_up(make_plan: MakePlan, changes: dict[str, Any]) -> 
     parts = waterfall(make_plan(**changes).predicted)
     assert sum(part.value for part in parts) == pytest.approx(4.0)
     assert (parts[0].key == "ideal") == ("mfu" not in changes)
-
-
-def test_the_report_and_explain_tell_the_same_seconds(make_plan: MakePlan) -> None:
-    for changes in ({}, {"mfu": None}):
-        plan = make_plan(**changes)
-        told = sorted(part.value for part in waterfall(plan.predicted))
-        assert told == pytest.approx(sorted(entry["seconds"] for entry in explained_waterfall(plan)))
 
 
 def test_a_measurement_survives_its_file(
