@@ -23,10 +23,10 @@ from topologies.errors import InputError
 
 @pytest.fixture
 def scenario(make_model: Any, make_cluster: Any) -> Scenario:
-    """13 B parameters on two nodes whose GPUs hold 40 GB: something must be recomputed."""
+    """13 B parameters on two nodes whose GPUs hold 30 GB: something must be recomputed."""
     model = make_model(40, heads=40, kv_heads=40, head_dim=128, ffn=13_824)
     job = Job(model=model, seq_length=4096, global_batch_size=64, target_tokens=1e11)
-    return Scenario(name="tight", job=job, cluster=make_cluster(2, memory=40e9))
+    return Scenario(name="tight", job=job, cluster=make_cluster(2, memory=30e9))
 
 
 @pytest.fixture
