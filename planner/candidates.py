@@ -51,16 +51,18 @@ class _Search:
     last: tuple[str, ...] = ()
 
 
-def legal_layouts(question: Question, pins: dict[str, Any] | None = None) -> Candidates:
+def legal_layouts(question: Question, pins: dict[str, Any] | None = None, *, without: str | None = None) -> Candidates:
     """Enumerate all layouts that keep every rule.
 
     Args:
         question: job, cluster and allowances.
         pins: values of ``Layout`` fields that must not change.
+        without: name of a rule that is not applied, to see whether it alone stands in the way.
     """
     pins = pins or {}
     pinned = pinned_axes(pins)
     rules = [rule for rule in RULES if not (rule.redundant and rule.axes[-1] in pinned)]
+    rules = [rule for rule in rules if rule.name != without]
     if pins.get("stages"):
         rules.append(stages_rule(tuple(pins["stages"])))
     search = _Search()
@@ -181,7 +183,7 @@ def _apply(rules: list[Rule], question: Question, rows: LayoutArrays, search: _S
         search.rejected[rule.name] += len(wrong)
         dropped.append(rule.name)
         if rule.name not in search.examples:
-            layout = rows.row(int(wrong[_plainest(rows, wrong)]))
+            layout = rows.row(int(wrong[plainest(rows, wrong)]))
             search.examples[rule.name] = Broken(rule.name, rule.sentence(question, layout))
         rows = rows.take(np.flatnonzero(holds))
     if before and not len(rows):
@@ -189,7 +191,7 @@ def _apply(rules: list[Rule], question: Question, rows: LayoutArrays, search: _S
     return rows
 
 
-def _plainest(rows: LayoutArrays, among: Ints) -> int:
-    """Of some rows the one whose degrees are smallest, which makes the clearest example."""
+def plainest(rows: LayoutArrays, among: Ints) -> int:
+    """Of some rows the place of the one whose degrees are smallest, which makes the clearest example."""
     sizes = sum(np.log2(np.maximum(getattr(rows, axis)[among], 1)) for axis in ("tp", "cp", "pp", "ep", "vpp"))
     return int(np.argmin(sizes))

@@ -28,6 +28,7 @@ OBJECTIVES = ("time", "cost", "goodput", "energy")
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the scenario: job.seq_length=4096."
 )
 @click.option("--objective", type=click.Choice(OBJECTIVES), help="What to minimise; default: as the scenario says.")
+@click.option("--deadline", metavar="TIME", help="The run must end in this time: '30 d'.")
 @click.option("--exclude-nodes", metavar="NODES", help="Broken or reserved nodes: '3, 17-20', or names of the cluster.")
 @json_option
 def plan(
@@ -37,6 +38,7 @@ def plan(
     pins: tuple[str, ...],
     overrides: tuple[str, ...],
     objective: str | None,
+    deadline: str | None,
     exclude_nodes: str | None,
     as_json: bool,
 ) -> None:
@@ -48,6 +50,7 @@ def plan(
 
     inputs: list[InputFile] = []
     changes = [*overrides, *([f"objective={objective}"] if objective else [])]
+    changes += [f"job.deadline={json.dumps(deadline)}"] if deadline else []
     changes += [f"exclude_nodes={json.dumps(exclude_nodes)}"] if exclude_nodes else []
     asked = load_scenario(scenario, overrides=changes, inputs=inputs)
     made = make_plan(asked, pins=parse_pins(pins, scenario_pins(asked)), top=top, inputs=inputs)

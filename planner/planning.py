@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.candidates import Candidates, legal_layouts
 from planner.certificate import certificate, plain
+from planner.deadline import deadline_refusal, hurried, in_time
 from planner.judging import Judged, judge
 from planner.notes import notes
 from planner.outlook import Outlook, promise
@@ -75,10 +76,16 @@ def plan(
             raise _out_of_time(time_limit_seconds or 0.0)
         raise memory_refusal(question, fixed, priced.layouts, priced.floors.full_recompute_bytes)
     best = judged.outlooks[0]
-    _meet_deadline(scenario, best)
+    if not in_time(scenario, best):
+        if scenario.objective == "time":
+            raise deadline_refusal(scenario, best)
+        fastest = asked.model_copy(update={"objective": "time"})
+        made = plan(fastest, pins=pins, top=top, inputs=inputs, time_limit_seconds=time_limit_seconds, told=told)
+        return hurried(asked, made, best)
     others = replace(effort, steps=1, opened=LOOKED_AT)
-    unpinned = free_choice(scenario, best, fixed, effort) if fixed and not effort.over else []
-    smaller = with_idle_gpus(scenario, best, others) if question.all_gpus and not fixed and not effort.over else []
+    looks = top > 0 and not effort.over
+    unpinned = free_choice(scenario, best, fixed, effort) if fixed and looks else []
+    smaller = with_idle_gpus(scenario, best, others) if question.all_gpus and not fixed and looks else []
     alternatives = [*unpinned, *smaller, *rivals(scenario, priced, judged, top)]
     return Plan(
         scenario=asked,
@@ -97,25 +104,6 @@ def _out_of_time(limit_seconds: float) -> Infeasible:
     return Infeasible(
         f"no layout was found within {format_quantity(limit_seconds, 'seconds')}",
         relax=("a longer --time-limit", "pins, which leave fewer layouts"),
-    )
-
-
-def _meet_deadline(scenario: Scenario, best: Outlook) -> None:
-    """Refuse a run that ends too late, and say how early it can end."""
-    deadline, wall = scenario.job.deadline_seconds, best.seconds(best.step.total_seconds)
-    if deadline is None or wall is None or wall <= deadline:
-        return
-    need = math.ceil(scenario.cluster.num_gpus * wall / deadline)
-    raise Infeasible(
-        f"the deadline of {scenario.name} cannot be met on {scenario.cluster.name}",
-        needed=format_quantity(wall, "seconds"),
-        available=format_quantity(deadline, "seconds"),
-        nearest=f"{best.layout.label()}, {best.step.total_seconds:.4g} s a step at a goodput of {best.goodput:.1%}",
-        relax=(
-            f"a deadline of {format_quantity(wall, 'seconds')}",
-            f"about {need} GPUs of this kind",
-            "fewer target tokens",
-        ),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from planner.checkpointing import operation
+from planner.deadline import deadline_refusal, in_time
 from planner.mixing import Mix, Share, Template, fastest_mix
 from planner.outlook import Outlook, promise, with_stages
 from planner.placement import healthy, place
@@ -27,6 +28,7 @@ from planner.replicas import (
     sub_cluster,
     template,
 )
+from planner.spanning import mixed_told
 from planner.upkeep import facility_watts, upkeep
 from scenarios.layout import Layout
 from scenarios.scenario import Scenario
@@ -86,27 +88,13 @@ def plan_pools(asked: Scenario, pins: Mapping[str, Any], *, top: int = 5, inputs
             name = scenario.cluster.pools[pool].node.name
             alternatives.append(_told(_predicted(scenario, found, mix), best, f"only the {name} nodes: "))
     alternatives.sort(key=lambda one: float(one["step_seconds"]))
-    seconds = best.step.total_seconds
     outlook = _outlook(scenario, best)
-    solver = {
-        "name": "bisection over integer knapsacks (HiGHS)",
-        "status": "fastest mix of the enumerated replicas",
-        "objective": "time",
-        "objective_seconds": seconds,
-        "closed_form_seconds": best.mix.seconds,
-        "bound_seconds": min(search.bound, seconds),
-        "gap": seconds / min(search.bound, seconds) - 1,
-        "candidates": sum(len(one.layouts) for one in found),
-        "feasible": sum(len(one.layouts) for one in found),
-        "cuts": search.cuts,
-        "solved_exactly": min(search.cuts, CUTS_MIXED),
-        "programs": search.programs,
-        "played": len(best.layouts),
-        "rejected_by_rule": {},
-        "rejected_by_memory": None,
+    if not in_time(scenario, outlook):
+        raise deadline_refusal(scenario, outlook)
+    mixed = _mixed(scenario, choices) if "mixed-replicas" in scenario.allow else {}
+    solver = _certificate(scenario, found, best, search) | {
         "pins": {name: value for name, value in pins.items() if name not in FREE},
-        "note": "; ".join(RESTRICTIONS)
-        + ("" if scenario.objective == "time" else f"; the step time is minimised, not the {scenario.objective}"),
+        **({"mixed_replicas": mixed} if mixed else {}),
         "seconds": time.perf_counter() - started,
     }
     return Plan(
@@ -114,12 +102,40 @@ def plan_pools(asked: Scenario, pins: Mapping[str, Any], *, top: int = 5, inputs
         layout=outlook.layout,
         placement=_placement(asked, scenario, best),
         checkpoint=outlook.checkpoint.as_json(),
-        predicted=promise(outlook) | {"notes": _notes(scenario, best)},
+        predicted=promise(outlook) | {"notes": _notes(scenario, best, mixed)},
         alternatives=alternatives[:top],
         solver=solver,
         inputs=[asdict(one) for one in inputs],
         replicas=_replicas(scenario, best),
     )
+
+
+def _certificate(scenario: Scenario, found: list[PoolTemplates], best: Choice, search: _Search) -> dict[str, Any]:
+    seconds, ways = best.step.total_seconds, sum(len(one.layouts) for one in found)
+    bound = min(search.bound, seconds)
+    return {
+        "name": "bisection over integer knapsacks",
+        "status": "fastest mix of the enumerated replicas",
+        "sol_status": "optimal",
+        "objective": "time",
+        "objective_seconds": seconds,
+        "closed_form_seconds": best.mix.seconds,
+        "bound_seconds": bound,
+        "gap": seconds / bound - 1,
+        "candidates": ways,
+        "legal": ways,
+        "feasible": ways,
+        "opened": search.cuts,
+        "solved_exactly": len(search.mixes),
+        "programs": search.programs,
+        "rejected_by_rule": {},
+        "rejected_by_memory": None,
+        "note": "the bound is the fastest step of any mix by the closed form",
+        "restrictions": [
+            *RESTRICTIONS,
+            *([f"the step time is minimised, not the {scenario.objective}"] if scenario.objective != "time" else []),
+        ],
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +320,13 @@ def _placement(asked: Scenario, scenario: Scenario, best: Choice) -> dict[str, A
     return placed | {"nodes": len(numbers), "node_numbers": numbers, "excluded_nodes": sorted(gone)}
 
 
-def _notes(scenario: Scenario, best: Choice) -> list[str]:
+def _mixed(scenario: Scenario, choices: list[Choice]) -> dict[str, Any]:
+    """What replicas of any depth, over one or both pools, would make of the cuts that were played."""
+    cuts = {(one.tp, one.cp, one.micro_batch_size): one for one in map(_first_layout, choices)}
+    return mixed_told(scenario, list(cuts.values()))
+
+
+def _notes(scenario: Scenario, best: Choice, mixed: Mapping[str, Any]) -> list[str]:
     told = [
         f"{share.replicas} replicas on {scenario.cluster.pools[best.layouts[share.template.name][0]].node.name} run "
         f"{share.microbatches} micro-batches of {share.template.micro_batch_size} each"
@@ -316,6 +338,14 @@ def _notes(scenario: Scenario, best: Choice) -> list[str]:
         for count, pool in zip(idle, scenario.cluster.pools, strict=True)
         if count
     ]
+    if mixed.get("seconds"):
+        gain = 1 - mixed["seconds"] / best.mix.seconds
+        told.append(
+            f"replicas that are cut differently or reach over both pools would take {mixed['seconds']:.4g} s a step "
+            f"({100 * gain:+.1f} % saved), before what it costs that their gradients do not meet one to one"
+        )
+    elif mixed:
+        told.append(f"mixed replicas were not looked at: {mixed['reason']}")
     return [*told, "no shipped trainer runs replicas with different numbers of micro-batches: emit and run refuse"]
 
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from planner.bounds import Floors, floors
 from planner.candidates import Candidates
+from planner.checkpointing import operation
 from planner.outlook import facility_watts
 from planner.question import Question
 from scenarios.layout import Layout
 from scenarios.scenario import Scenario
 from simulator.arrays import LayoutArrays
-from simulator.checkpoints import choose_interval
 from simulator.memory import peak_bytes
 from simulator.step import step_seconds
 
@@ -87,10 +87,7 @@ def rates(scenario: Scenario, layouts: LayoutArrays, seconds: Floats) -> Floats:
 
 
 def _goodput(scenario: Scenario, gpus: int, seconds: float) -> float:
-    policy = choose_interval(
-        scenario.cluster, scenario.job, Layout(dp=gpus), scenario.faults, seconds, wish=scenario.checkpoint
-    )
-    return max(policy.expected_goodput, 1e-3)
+    return max(operation(scenario, Layout(dp=gpus), seconds).goodput, 1e-3)
 
 
 def _weights(scenario: Scenario, used: Floats) -> Floats:

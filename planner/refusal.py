@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.candidates import Candidates, legal_layouts, pinned_axes
+from planner.candidates import Candidates, legal_layouts, pinned_axes, plainest
 from planner.pricing import capacity_bytes, peaks, times
 from planner.question import Question
 from planner.reasons import does_not_fit
+from planner.rules import RULES, Broken
 from scenarios.layout import Layout
 from simulator.arrays import DEGREES, LayoutArrays
 from simulator.memory import memory_use
@@ -21,21 +22,60 @@ SAMPLE = 200_000
 """Nearest layouts that are checked for memory before the nearest legal one is named without that check."""
 
 
+FIXED_BY_THE_JOB = ("precision",)
+"""Rules without an axis of a layout: no layout is a near miss of them."""
+
+
 def rule_refusal(question: Question, pins: dict[str, Any], found: Candidates) -> Infeasible:
     """Explain why no layout keeps all rules, pins included."""
     reasons = [found.examples[name] for name in found.emptied_by]
     told = "; ".join(f"{reason.sentence} (rule {reason.rule})" for reason in reasons[:3])
+    near_miss = _near_miss_text(near_misses(question, pins, found), {reason.rule for reason in reasons[:3]})
     if not pins:
-        return Infeasible(f"no layout of {question.job.model.name} on {question.cluster.name} keeps all rules: {told}")
+        return Infeasible(
+            f"no layout of {question.job.model.name} on {question.cluster.name} keeps all rules: {told}",
+            nearest=near_miss,
+        )
     free = legal_layouts(question).layouts
     constraint = f"the pinned layout ({pins_text(pins)}) cannot work: {told}"
     if not len(free):
-        return Infeasible(constraint, relax=("change the job or the cluster: without pins no layout is legal either",))
+        return Infeasible(
+            constraint,
+            nearest=near_miss,
+            relax=("change the job or the cluster: without pins no layout is legal either",),
+        )
     near, fits = nearest(question, pinned_axes(pins), free)
     words = pins_text(_pinned_values(near, pins))
     memory = "" if fits else ", though it does not fit in memory"
     instead = f"pin {words} instead, the nearest layout that keeps the rules{memory} ({near.label()})"
-    return Infeasible(constraint, relax=(instead, "leave the planner free to choose"))
+    return Infeasible(constraint, nearest=near_miss, relax=(instead, "leave the planner free to choose"))
+
+
+def near_misses(question: Question, pins: dict[str, Any], found: Candidates) -> list[tuple[Broken, Layout]]:
+    """For each rule that alone stands in the way, the plainest layout that breaks no other one.
+
+    Rules that rejected the last combinations come first. Empty where at least two rules would have to give way.
+    """
+    told: list[tuple[Broken, Layout]] = []
+    for name in dict.fromkeys((*found.emptied_by, *sorted(found.rejected, key=lambda one: found.rejected[one]))):
+        rule = next((one for one in RULES if one.name == name), None)
+        if rule is None or name in FIXED_BY_THE_JOB:
+            continue
+        layouts = legal_layouts(question, pins, without=name).layouts
+        if len(layouts):
+            near = layouts.row(plainest(layouts, np.arange(len(layouts))))
+            told.append((Broken(name, rule.sentence(question, near)), near))
+    return told
+
+
+def _near_miss_text(misses: list[tuple[Broken, Layout]], known: set[str]) -> str:
+    """Near misses in words; reasons that were told already are not repeated."""
+    if not misses:
+        return "none: at least two rules would have to give way"
+    return "; ".join(
+        f"{near.label()}, but for rule {broken.rule}" + ("" if broken.rule in known else f": {broken.sentence}")
+        for broken, near in misses[:3]
+    )
 
 
 def memory_refusal(

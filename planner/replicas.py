@@ -66,6 +66,9 @@ def pool_templates(scenario: Scenario, pool: int, pins: Mapping[str, Any]) -> Po
     cluster, job = sub_cluster(scenario.cluster, pool), scenario.job
     alone, candidates = legal_replicas(scenario, pool, pins)
     found = candidates.layouts
+    if "recompute" not in pins:
+        modes = np.repeat(np.arange(len(RECOMPUTES)), len(found))
+        found = replace(found.take(np.tile(np.arange(len(found)), len(RECOMPUTES))), recompute=modes)
     found = found.take(_fills_nodes(found, alone))
     rows: list[Any] = []
     rings, constants, each, ring = list[Floats](), list[Floats](), list[Floats](), list[Floats]()

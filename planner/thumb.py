@@ -91,30 +91,31 @@ def check_rules(names: Sequence[str] = (), tell: Callable[[str], None] | None = 
         for case in thumb.cases:
             if tell is not None:
                 tell(f"{thumb.saying}: {' '.join(case)}")
-            yield _tried(thumb, load_scenario(thumb.scenario, overrides=case))
+            yield tried(thumb, load_scenario(thumb.scenario, overrides=case))
     if not names or CHECKPOINTS.name in names:
         for case in CHECKPOINTS.cases:
             yield from _intervals(load_scenario(CHECKPOINTS.scenario, overrides=case))
 
 
-def _tried(thumb: Thumb, scenario: Scenario) -> Verdict:
+def tried(thumb: Thumb, scenario: Scenario) -> Verdict:
+    """Plan a scenario by the rule and freely."""
     case = f"{scenario.model.name} on {scenario.cluster.num_gpus:,} {scenario.cluster.gpu.name}"
     pinned = list(thumb.choices) or [_pins(scenario)]
     bare = scenario.model_copy(update={"layout": type(scenario.layout)()})
     free = plan(bare, top=0)
-    tried, refusals = [], []
+    ruled, refusals = [], []
     for pins in pinned:
         try:
-            tried.append(plan(bare, pins=pins, top=0))
+            ruled.append(plan(bare, pins=pins, top=0))
         except Infeasible as refusal:
             refusals.append(refusal.constraint)
     chosen = free.layout.label()
-    if not tried:
+    if not ruled:
         return Verdict(
             rule=thumb.name, saying=thumb.saying, case=case, ruled="-", chosen=chosen, cost=None,
             verdict=f"does not work: {refusals[0]}",
         )  # fmt: skip
-    best = min(tried, key=lambda one: float(one.predicted["step_seconds"]))
+    best = min(ruled, key=lambda one: float(one.predicted["step_seconds"]))
     cost = best.predicted["step_seconds"] / free.predicted["step_seconds"] - 1
     return Verdict(
         rule=thumb.name,

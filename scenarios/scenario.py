@@ -22,9 +22,12 @@ from topologies.hardware import CATALOG
 SCENARIOS = Path(__file__).parent
 FAULTS, PRICES = SCENARIOS / "fault_presets", SCENARIOS / "price_books"
 
-Allowance = Literal["tp-across-domains", "fewer-gpus", "zero-bubble"]
-"""What a layout may do only where the scenario says so: tensor parallelism across scale-up domains, idle GPUs, and
-schedules that split the backward pass (zb-h1, zbv, dualpipe), which few trainers offer."""
+Allowance = Literal["tp-across-domains", "fewer-gpus", "zero-bubble", "mixed-replicas"]
+"""What a layout may do only where the scenario says so.
+
+Tensor parallelism across scale-up domains, idle GPUs, and schedules that split the backward pass (zb-h1, zbv,
+dualpipe), which few trainers offer. mixed-replicas: on a cluster with two kinds of GPUs the plan also tells what
+replicas that are cut differently, or reach over both kinds, would gain."""
 
 
 class Scenario(FileDocument):

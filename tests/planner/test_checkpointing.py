@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from planner.checkpointing import WORTH_A_SPARE, operation
+from planner.planning import plan
 from planner.policy_grid import best_point, table, ways
 from scenarios.faults import Failure, Faults
 from scenarios.job import Job
@@ -165,6 +166,19 @@ def test_spares_inside_are_the_nodes_left_idle(scenario: Scenario) -> None:
     beside = operation(changed(scenario, faults=failing(spares=10_000)), smaller, STEP)
     assert one.spares == 1
     assert one.goodput == pytest.approx(beside.goodput * (1 - erlang_b(2, away)))
+
+
+def test_spares_inside_are_weighed_against_work(scenario: Scenario) -> None:
+    """Failures that take nodes for long: with spares inside, the plan leaves nodes idle; beside, it uses them all."""
+    asked = changed(scenario, faults=failing(6.0), allow=("fewer-gpus",))
+    beside = plan(asked, pins={"tp": 8}, top=0)
+    inside = plan(changed(asked, spare_nodes="inside"), pins={"tp": 8}, top=0)
+    assert beside.layout.world_size == 64
+    assert inside.layout.world_size < 64
+    assert inside.predicted["spares"] == 8 - inside.layout.world_size // 8
+    everything = plan(changed(asked, spare_nodes="inside", allow=()), pins={"tp": 8}, top=0)
+    assert everything.predicted["spares"] == 0
+    assert inside.predicted["days"]["p50"] < everything.predicted["days"]["p50"]
 
 
 def test_neighbours_are_no_better_and_the_customary_ones_are_told(scenario: Scenario) -> None:

@@ -12,11 +12,11 @@ from planner.plan import Plan
 from planner.planning import plan
 from planner.shadow import MORE_BYTES, shadow_prices
 from planner.story import changed_layout, headline, recomputed_text
-from planner.thumb import NAMES, check_rules
+from planner.thumb import LAYOUTS, NAMES, check_rules, tried
 from planner.waterfall import waterfall
 from scenarios.job import Job
 from scenarios.layout import Layout, Stage
-from scenarios.scenario import Scenario
+from scenarios.scenario import Scenario, load_scenario
 from simulator.outcome import BREAKDOWN
 from topologies.errors import InputError
 
@@ -117,15 +117,25 @@ def test_layouts_are_told_apart() -> None:
     assert recomputed_text(mixed) == "full recompute of 1 layers and selective recompute of 1 layers"
 
 
-def test_rules_of_thumb_are_tried_on_their_scenarios() -> None:
-    told = list(check_rules(["10b", "pp4"]))
-    assert {one.rule for one in told} == {"10b", "pp4"}
-    assert len(told) == 6
-    for one in told:
-        assert one.cost is not None
-        assert one.cost > -1e-3, "headway's choice must not lose to a rule of thumb"
-        assert one.verdict.startswith("good" if one.cost <= 0.02 else "costs")
-    assert all(one.ruled.startswith("TP4 PP2") for one in told if one.rule == "10b")
+@pytest.mark.parametrize(("place", "nodes"), [(0, 2), (3, 4)])
+def test_rules_of_thumb_are_tried_on_their_scenarios(place: int, nodes: int) -> None:
+    thumb = LAYOUTS[place]
+    one = tried(thumb, load_scenario(thumb.scenario, overrides=[f"cluster.num_nodes={nodes}"]))
+    assert one.rule == thumb.name
+    assert one.cost is not None
+    assert one.cost > -1e-3, "headway's choice must not lose to a rule of thumb"
+    assert one.verdict.startswith("good" if one.cost <= 0.02 else "costs")
+    if thumb.name == "10b":
+        assert one.ruled.startswith("TP4 PP2")
+    else:
+        assert int(one.ruled.split("PP")[1].split()[0]) <= 4
+
+
+def test_a_rule_that_cannot_work_says_why(scenario: Scenario) -> None:
+    pinned = scenario.model_copy(update={"layout": type(scenario.layout)(tp=16)})
+    one = tried(LAYOUTS[0], pinned)
+    assert one.cost is None
+    assert one.verdict.startswith("does not work: the pinned layout (tp=16) cannot work")
 
 
 def test_customary_intervals_suit_middling_clusters_only() -> None:
