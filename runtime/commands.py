@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,10 +15,13 @@ from runtime.build_data import build, byte_tokenizer, file_tokenizer
 from runtime.dry_run import dry_run
 from runtime.environment import CONTENDED_SHARE
 from runtime.job import Durability, run_plan
+from runtime.journal import Event
 from runtime.launch import require_torch
+from runtime.metrics import JobMetrics, serve
+from runtime.pace import Pace, step_words
 from runtime.request import DataSettings
 from simulator.outcome import Measurement, plain
-from topologies.console import command, console, json_option, print_json, say, write_output
+from topologies.console import command, console, json_option, print_json, progress_bar, say, write_output
 from topologies.document import to_json
 from topologies.errors import InputError
 from topologies.units import format_quantity, parse_quantity
@@ -78,6 +82,9 @@ def durable_options(function: Decorated) -> Decorated:
 @click.option("--dry-run", "only_tell", is_flag=True, help="Start nothing: say what would run, and trace one rank.")
 @click.option("--trace/--no-trace", default=True, help="With --dry-run: memory and collectives of a rank, on shapes.")
 @click.option("-o", "--output", help="Write the measurement (or dry run) to this file ('-' is stdout).")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics of the job here.")
+@click.option("--metrics-address", default="127.0.0.1", show_default=True, help="Of the machine, to be served on.")
+@click.option("--profile", metavar="DIR", help="Write a torch.profiler trace of one step of each rank there.")
 @durable_options
 @json_option
 def run(
@@ -90,6 +97,9 @@ def run(
     only_tell: bool,
     trace: bool,
     output: str | None,
+    metrics_port: int | None,
+    metrics_address: str,
+    profile: str | None,
     as_json: bool,
     **durable: Any,
 ) -> None:
@@ -117,25 +127,56 @@ def run(
             _tell_dry_run(told)
         return
     if launcher == "slurm":
-        if tokens is not None or durability != Durability():
+        if tokens is not None or durability != Durability() or profile:
             raise click.UsageError(
-                "--launcher slurm saves in --job-dir as the plan says; leave out other options of it"
+                "--launcher slurm saves in --job-dir as the plan says; leave out --profile and other options of saving"
             )
-        measured = _run_on_slurm(chosen, job_dir, steps=steps, seed=seed, limit=limit)
-        _hand_out(measured, output, as_json)
-        return
-    require_torch("headway run")
-    say(f"running {chosen.layout.label()} with {chosen.layout.world_size} ranks, {steps} steps, seed {seed}")
-    measured = run_plan(
-        chosen,
-        steps=steps,
-        seed=seed,
-        durability=durability,
-        data=tokens,
-        timeout_seconds=limit,
-        on_progress=lambda line: say(f"  {line}"),
-    )
+    else:
+        require_torch("headway run")
+        say(f"running {chosen.layout.label()} with {chosen.layout.world_size} ranks, {steps} steps, seed {seed}")
+    with _watched(chosen, steps, seed, metrics_port, metrics_address) as (tell, on_event):
+        if launcher == "slurm":
+            measured = _run_on_slurm(chosen, job_dir, steps, seed, limit, tell, on_event)
+        else:
+            measured = run_plan(
+                chosen,
+                steps=steps,
+                seed=seed,
+                durability=durability,
+                data=tokens,
+                profile_directory=None if profile is None else str(Path(profile).absolute()),
+                timeout_seconds=limit,
+                on_progress=tell,
+                on_event=on_event,
+            )
     _hand_out(measured, output, as_json)
+
+
+@contextmanager
+def _watched(
+    plan: Plan, steps: int, seed: int, port: int | None, address: str
+) -> Iterator[tuple[Callable[[str], None], Callable[[Event], None]]]:
+    """Show a job: a bar on a terminal, lines elsewhere, metrics where they are asked for."""
+    metrics, pace, server = JobMetrics(plan, seed=seed), Pace.of(plan), None
+    if port is not None:
+        server = serve(metrics, port, address)
+        say(f"metrics on http://{address}:{port}/metrics")
+    try:
+        with progress_bar(steps, "steps") as advance:
+
+            def on_event(event: Event) -> None:
+                metrics.take(event)
+                if advance is not None and event["event"] == "step":
+                    advance(event["step"] + 1, step_words(event, pace))
+
+            def tell(line: str) -> None:
+                if advance is None or not line.startswith("step "):
+                    say(f"  {line}")
+
+            yield tell, on_event
+    finally:
+        if server is not None:
+            server.shutdown()
 
 
 def _hand_out(measured: Measurement, output: str | None, as_json: bool) -> None:
@@ -147,12 +188,20 @@ def _hand_out(measured: Measurement, output: str | None, as_json: bool) -> None:
         _tell_measurement(measured)
 
 
-def _run_on_slurm(plan: Plan, job_dir: str, *, steps: int, seed: int, limit: float) -> Measurement:
+def _run_on_slurm(
+    plan: Plan,
+    job_dir: str,
+    steps: int,
+    seed: int,
+    limit: float,
+    tell: Callable[[str], None],
+    on_event: Callable[[Event], None],
+) -> Measurement:
     from runtime.emit.emitting import Wishes
     from runtime.emit.submitting import run_on_slurm
 
     wishes = Wishes(steps=steps, seed=seed)
-    return run_on_slurm(plan, Path(job_dir), wishes, timeout_seconds=limit, on_progress=lambda line: say(f"  {line}"))
+    return run_on_slurm(plan, Path(job_dir), wishes, timeout_seconds=limit, on_progress=tell, on_event=on_event)
 
 
 @click.group()

@@ -11,6 +11,7 @@ from typing import Literal
 from planner.plan import Plan
 from runtime.environment import usable_cores
 from runtime.indexed_data import check_data
+from runtime.journal import Event
 from runtime.launch import run_job
 from runtime.measurement import measurement_from
 from runtime.request import CheckpointSettings, DataSettings, TrainRequest
@@ -61,7 +62,13 @@ MAX_RESTARTS = 3
 
 
 def request_for(
-    plan: Plan, *, steps: int, seed: int = 0, durability: Durability = NOTHING_SAVED, data: DataSettings | None = None
+    plan: Plan,
+    *,
+    steps: int,
+    seed: int = 0,
+    durability: Durability = NOTHING_SAVED,
+    data: DataSettings | None = None,
+    profile_directory: str | None = None,
 ) -> TrainRequest:
     """Turn a plan into what the workers are asked.
 
@@ -79,6 +86,7 @@ def request_for(
         steps=steps,
         warmup_steps=min(MOST_WARMUP_STEPS, max(steps - 1, 0)),
         seed=seed,
+        profile_directory=profile_directory,
         checkpoint=settings,
         data=data,
         max_restarts=restarts,
@@ -126,8 +134,10 @@ def run_plan(
     seed: int = 0,
     durability: Durability = NOTHING_SAVED,
     data: DataSettings | None = None,
+    profile_directory: str | None = None,
     timeout_seconds: float = 1800.0,
     on_progress: Callable[[str], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
 ) -> Measurement:
     """Execute a plan as a torchrun job on this machine and measure it.
 
@@ -137,19 +147,23 @@ def run_plan(
         seed: of weights and tokens.
         durability: checkpoints, restarts, and what a failure means.
         data: tokens from files; None: synthetic ones.
+        profile_directory: folder for a torch.profiler trace of one step of each rank.
         timeout_seconds: after this the job is ended.
         on_progress: receives lines of progress.
+        on_event: receives what happens, as it is written into the journal.
 
     Raises:
         InputError: the plan cannot run here, or cannot be resumed from these checkpoints.
         RunFailed: a rank failed, or the time was up.
         MissingExtra: torch is not installed.
     """
-    request = request_for(plan, steps=steps, seed=seed, durability=durability, data=data)
+    request = request_for(
+        plan, steps=steps, seed=seed, durability=durability, data=data, profile_directory=profile_directory
+    )
     check_room(plan)
     if data is not None:
         check_data(data, plan.scenario.job)
     if request.checkpoint is not None:
         check_folder(request, resume=durability.resume)
-    report, events = run_job(request, timeout_seconds=timeout_seconds, on_progress=on_progress)
+    report, events = run_job(request, timeout_seconds=timeout_seconds, on_progress=on_progress, on_event=on_event)
     return measurement_from(plan, request, report, events)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from runtime.follow import Follower
 from runtime.journal import Event, read_journals
 from runtime.request import RESULT_FILE, Request, TrainRequest, write_request
 from runtime.session import STOP_FILE, TERMINATED
@@ -83,7 +84,11 @@ def launch(
 
 
 def run_job(
-    request: Request, *, timeout_seconds: float = 1800.0, on_progress: Callable[[str], None] | None = None
+    request: Request,
+    *,
+    timeout_seconds: float = 1800.0,
+    on_progress: Callable[[str], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
 ) -> tuple[dict[str, Any], list[Event]]:
     """Run a job on this machine, through failures if it may restart.
 
@@ -91,6 +96,7 @@ def run_job(
         request: what the workers do; its ``launcher_pid`` is set here.
         timeout_seconds: after this the job is ended.
         on_progress: receives each line of progress.
+        on_event: receives each event of the journals as it comes.
 
     Returns:
         The result that rank 0 left, and what happened.
@@ -121,8 +127,9 @@ def run_job(
         reader = threading.Thread(target=_read, args=(process, tail, on_progress), daemon=True)
         reader.start()
         watch = None if training is None else watch_of(training, directory, tell)
+        follower = Follower(directory, on_event or (lambda _: None))
         try:
-            _wait(process, directory, timeout_seconds, watch, stop)
+            _wait(process, directory, timeout_seconds, watch, stop, follower)
         finally:
             end_job(process, directory)
             reader.join(GRACE_SECONDS)
@@ -158,6 +165,7 @@ def _wait(
     timeout_seconds: float,
     watch: Watch | None,
     stop: threading.Event,
+    follower: Follower,
 ) -> None:
     deadline = time.monotonic() + timeout_seconds
     asked: float | None = None
@@ -175,7 +183,9 @@ def _wait(
             raise RunFailed(
                 f"the job did not finish within {timeout_seconds:g} s and was ended; give more time with --timeout"
             )
+        follower.look()
         time.sleep(POLL_SECONDS)
+    follower.look()
 
 
 def end_job(process: subprocess.Popen[str], directory: Path) -> None:

@@ -10,6 +10,7 @@ from planner.plan import Plan
 from runtime.accounting import outcome_of, told
 from runtime.environment import CONTENDED_SHARE, usable_cores, versions
 from runtime.journal import Event
+from runtime.pace import Pace
 from runtime.request import TrainRequest
 from simulator.outcome import Measurement, plain
 from topologies.document import to_json, write_atomically
@@ -26,14 +27,13 @@ def measurement_from(
         report: a ``runtime.train.TrainReport`` as plain data, of the last attempt.
         events: of the journal: with them all attempts are counted.
     """
-    job, cores, world_size = plan.scenario.job, usable_cores(), request.world_size
+    cores, world_size = usable_cores(), request.world_size
     steady = list(range(min(request.warmup_steps, len(report["losses"]) - 1), len(report["losses"])))
     if events:
         report, steady = all_attempts(report, events, request.warmup_steps)
     seconds = _chosen(report["step_seconds"], steady)
     median = statistics.median(seconds)
-    peak = plan.scenario.cluster.gpu.peak(job.precision)
-    model_flops = job.model.flops_per_token(job.seq_length) * job.tokens_per_step
+    pace = Pace.of(plan)
     phases = {name: statistics.fmean(_chosen(values, steady)) for name, values in report["phases_seconds"].items()}
     share = report["foreign_cpu_share"]
     environment = versions() | {
@@ -57,8 +57,8 @@ def measurement_from(
         world_size=world_size,
         steps=len(report["losses"]),
         step_seconds={"median": median, "p10": percentile(seconds, 10), "p90": percentile(seconds, 90)},
-        mfu=None if peak is None else model_flops / (median * world_size * peak),
-        tokens_per_second_per_gpu=job.tokens_per_step / median / world_size,
+        mfu=pace.mfu(median),
+        tokens_per_second_per_gpu=pace.tokens_per_second(median) / world_size,
         peak_memory_bytes=max(report["peak_memory_bytes"]),
         losses=report["losses"],
         phases_seconds=phases,

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 PREFIXES = ("gloo:", "nccl:")
 """How torch names the spans of its communication backends."""
 
 
-def communication_seconds(run: Callable[[], object]) -> float:
-    """Run something once and return the seconds during which a collective was under way, overlaps counted once."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+def communication_seconds(run: Callable[[], object], trace: Path | None = None) -> float:
+    """Run something once and return the seconds during which a collective was under way, overlaps counted once.
+
+    ``trace`` is a file for the whole timeline, which Perfetto and chrome://tracing open.
+    """
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with profile(activities=activities) as profiler:
         run()
+    if trace is not None:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(trace))
     spans = sorted(
         (event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()

@@ -56,6 +56,8 @@ class TrainRequest(Document):
     learning_rate: float = 3e-4
     profile: bool = True
     """Run one more step under the profiler, for the time inside collectives."""
+    profile_directory: str | None = None
+    """Folder that receives the trace of that step of each rank."""
     timeout_seconds: float = 300.0
     """How long a collective may wait for the other ranks."""
     launcher_pid: int = 0

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -165,7 +166,9 @@ def train(request: TrainRequest, device: torch.device, session: Session | None =
     report.peak_memory_bytes = gathered(float(peak))
     report.baseline_memory_bytes = gathered(0.0 if device.type == "cuda" else baseline)
     if request.profile and report.stopped_at is None:
-        inside = communication_seconds(lambda: replica.step(course.progress.batch_index(request.steps)))
+        folder = request.profile_directory
+        trace = None if folder is None else Path(folder) / f"rank{dist.get_rank()}.trace.json.gz"
+        inside = communication_seconds(lambda: replica.step(course.progress.batch_index(request.steps)), trace)
         seconds = gathered(inside)
         report.communication_seconds = sum(seconds) / len(seconds)
     return report

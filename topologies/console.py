@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from topologies.document import to_json, write_atomically
 from topologies.errors import HeadwayError, Infeasible
@@ -57,6 +59,23 @@ def say(text: str) -> None:
 def console() -> Console:
     """A rich console on stdout for tables; NO_COLOR and pipes are honoured by rich."""
     return Console(file=sys.stdout, soft_wrap=False, width=None if sys.stdout.isatty() else 140)
+
+
+@contextmanager
+def progress_bar(total: int, what: str) -> Iterator[Callable[[int, str], None] | None]:
+    """A bar on stderr while something long goes on; None where stderr is no terminal.
+
+    Yields:
+        A function that takes how much is done, and words to stand beside the bar.
+    """
+    screen = Console(stderr=True)
+    if not screen.is_terminal:
+        yield None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, TextColumn("{task.fields[words]}"), console=screen) as progress:
+        task = progress.add_task(what, total=total, words="")
+        yield lambda done, words: progress.update(task, completed=done, words=words)
 
 
 def print_json(content: Any) -> None:

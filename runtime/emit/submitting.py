@@ -13,7 +13,8 @@ from pathlib import Path
 
 from planner.plan import Plan
 from runtime.emit.emitting import Wishes, emit_plan, write_files
-from runtime.journal import read_journals
+from runtime.follow import Follower
+from runtime.journal import Event, read_journals
 from runtime.measurement import measurement_from
 from runtime.request import RESULT_FILE, TrainRequest, read_request
 from runtime.worker import PROGRESS
@@ -32,6 +33,7 @@ def run_on_slurm(
     *,
     timeout_seconds: float,
     on_progress: Callable[[str], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
 ) -> Measurement:
     """Submit a plan and wait for its end, through requeues; cancel the job if this is interrupted.
 
@@ -41,6 +43,7 @@ def run_on_slurm(
         wishes: what the user chooses beside the plan.
         timeout_seconds: after this the job is cancelled, the wait in the queue included.
         on_progress: receives lines of progress.
+        on_event: receives each event of the journals as it comes.
 
     Raises:
         InputError: there is no sbatch here, or it refuses the job.
@@ -58,7 +61,7 @@ def run_on_slurm(
     tell(f"submitted job {job}; its log is {log}")
     state = "CANCELLED"
     try:
-        state = _follow(job, log, timeout_seconds, tell)
+        state = _follow(job, log, timeout_seconds, tell, Follower(folder, on_event or (lambda _: None)))
     finally:
         if state == "CANCELLED":
             subprocess.run(["scancel", job], check=False, capture_output=True, timeout=30)
@@ -85,7 +88,7 @@ def submit(script: Path, log: Path) -> str:
     return done.stdout.strip().split(";")[0]
 
 
-def _follow(job: str, log: Path, timeout_seconds: float, tell: Callable[[str], None]) -> str:
+def _follow(job: str, log: Path, timeout_seconds: float, tell: Callable[[str], None], journals: Follower) -> str:
     """Hand on new lines of progress until the job is gone; return its state ('' where Slurm has forgotten it)."""
     deadline = time.monotonic() + timeout_seconds
     told, state = 0, "PENDING"
@@ -97,6 +100,7 @@ def _follow(job: str, log: Path, timeout_seconds: float, tell: Callable[[str], N
             if line.startswith(PROGRESS):
                 tell(line.removeprefix(PROGRESS))
         told = len(lines)
+        journals.look()
         if time.monotonic() > deadline:
             tell(f"the job did not end within {timeout_seconds:g} s and is cancelled; give more time with --timeout")
             return "CANCELLED"
