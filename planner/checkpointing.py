@@ -20,7 +20,7 @@ from scenarios.layout import Layout
 from scenarios.scenario import Scenario
 from simulator.checkpoint_policy import CheckpointPolicy, spelled_out
 from simulator.checkpoints import choose_interval, usual_storage
-from simulator.expected import manned_share, run_goodput
+from simulator.expected import manned_share, run_goodput, with_recurrences
 from simulator.failures import Source, sources
 from simulator.goodput_theory import spares_needed
 from topologies.units import format_quantity
@@ -92,7 +92,8 @@ def operation(scenario: Scenario, layout: Layout, step_seconds: float) -> Operat
     """
     cluster, faults = scenario.cluster, scenario.faults
     nodes = math.ceil(layout.world_size / cluster.node.gpus_per_node)
-    asked = _Asked(scenario, layout, sources(faults, layout.world_size, nodes), step_seconds, nodes)
+    found = with_recurrences(faults, sources(faults, layout.world_size, nodes))
+    asked = _Asked(scenario, layout, found, step_seconds, nodes)
     far = usual_storage(cluster, scenario.job, layout, scenario.checkpoint)[1]
     failing = sum(one.rate_per_second for one in asked.found) > 0
     if far is None or not failing or scenario.checkpoint.mode == "every-step":

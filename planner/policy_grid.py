@@ -21,8 +21,8 @@ from simulator.checkpoints import save_costs, snapshot_stall, usual_storage
 from simulator.expected import failure_slowdowns
 from simulator.failures import Source
 from simulator.goodput_theory import optimum_interval
-from simulator.progress import SURVIVES, SaveTier
 from simulator.storage import known_storage
+from simulator.tiers import SURVIVES, SaveTier
 from topologies.cluster import Storage
 
 Floats = npt.NDArray[np.float64]

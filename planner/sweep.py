@@ -17,9 +17,9 @@ from planner.planning import plan as make_plan
 from planner.planning import scenario_pins
 from scenarios.layout import Layout
 from scenarios.scenario import Scenario, load_scenario
-from simulator.ensemble import ensemble_json
+from simulator.run_answers import answer as played_answer
 from simulator.step import predict_step
-from simulator.whole_runs import known, play, whole_run
+from simulator.whole_runs import whole_run
 from topologies.document import InputFile
 from topologies.errors import Infeasible, InputError
 
@@ -118,8 +118,7 @@ def _answer(scenario: Scenario, pins: Sequence[str], runs: int | None, seed: int
         layout, checkpoint = made.layout, made.checkpoint
     step = predict_step(scenario.cluster, scenario.job, layout)
     run = whole_run(scenario, layout, step.total_seconds, step=step, planned=checkpoint)
-    told = known(run)
-    goodput = told["analytic"]["goodput"]
+    goodput = run.setup.expected_goodput()
     useful = run.setup.work_seconds
     row = {
         "layout": layout.label(),
@@ -131,7 +130,7 @@ def _answer(scenario: Scenario, pins: Sequence[str], runs: int | None, seed: int
         "days": useful / goodput / 86_400 if goodput > 0 else None,
     }
     if runs is not None:
-        content = ensemble_json(play(run, runs, seed, jobs), seed, told)
+        content = played_answer(run, runs, seed, jobs)
         row |= {"simulated_goodput": content["goodput"], "simulated_seconds": content["wall_seconds"]}
         row |= {key: content[key] for key in ("cost_usd", "energy_kwh") if content.get(key)}
         row |= {"waiting_seconds": content["lost_seconds"]["waiting"], "runs": runs, "seed": seed}

@@ -141,10 +141,20 @@ class Faults(FileDocument):
     repair_seconds: Seconds = Field(default=0.0)
     """A broken node is back after this time (mean)."""
     repair_law: Law = "exponential"
+    wrong_diagnoses: Ratio = Field(default=0.0, ge=0, lt=1)
+    """Share of the failures of nodes after which a healthy node is sent away; the broken one stays, to fail again."""
+    failed_repairs: Ratio = Field(default=0.0, ge=0, lt=1)
+    """Share of the repairs that mend nothing: once such a node is back in the job, it fails again. Only where the
+    number of ``spares`` is stated, since otherwise a sound one is always at hand."""
+    recurs_seconds: Seconds = Field(default=600.0, gt=0)
+    """Mean training time until a node that is still broken fails again."""
     repair_crews: int | None = Field(default=None, ge=1)
     """Repairs that go on at the same time, others queue; None: as many as there are broken nodes."""
     spares: int | None = Field(default=None, ge=0)
     """Idle nodes that take the place of broken ones; None: there is always one at hand."""
+    spares_shared_with: tuple[int, ...] = ()
+    """Nodes of each other job that takes from the same spares and repair shop, first come, first served; its nodes
+    break as often as those of this job, and a job that waits loses none."""
     standbys: int = Field(default=0, ge=0)
     """Warm standbys: idle nodes with the job's processes up."""
     standby_restart_seconds: Seconds = 60.0
@@ -155,6 +165,14 @@ class Faults(FileDocument):
     def _restart_is_said_once(self) -> Faults:
         if self.restart_phases and self.restart_seconds:
             raise ValueError("both 'restart' and 'restart_phases' are given; keep one")
+        return self
+
+    @model_validator(mode="after")
+    def _sharers_have_nodes(self) -> Faults:
+        if any(nodes < 1 for nodes in self.spares_shared_with):
+            raise ValueError("a job that shares the spares has at least 1 node; correct 'spares_shared_with'")
+        if self.spares_shared_with and self.spares is None:
+            raise ValueError("'spares_shared_with' needs a number of 'spares'; state it")
         return self
 
     @property

@@ -21,6 +21,9 @@ class OtherJob(Document):
     nodes: int = Field(ge=1)
     in_phase: bool = False
     """It saves at the same moments as this job (started together, or on the clock)."""
+    mtbf_seconds: Seconds | None = Field(default=None, gt=0)
+    """Mean time between its failures, after each of which it reads its last save; None: only what stops all jobs (an
+    outage) makes it read."""
 
 
 class Checkpointing(Document):
@@ -44,6 +47,9 @@ class Checkpointing(Document):
     """Of the shared file system, instead of what the cluster says."""
     read_bytes_per_second: BytesPerSecond | None = Field(default=None, gt=0)
     other_jobs: tuple[OtherJob, ...] = ()
+    play_transfers: bool | None = None
+    """Whether whole runs play each save, restore and the data loading as transfers that share the storage; None: where
+    they ask for more than a fifth of its time, or are in phase. Otherwise mean times are taken."""
     restore_amplification: float = Field(default=1.0, ge=1.0)
     """Bytes read at a restore over those of a save: 1 where each rank reads its shard (or one replica reads and
     broadcasts), dp where each replica reads everything."""

@@ -11,8 +11,8 @@ from scenarios.operations import Checkpointing, CheckpointMode
 from simulator.failures import Source
 from simulator.goodput_theory import optimum_interval, two_level_optimum
 from simulator.outcome import plain
-from simulator.progress import SURVIVES, SaveTier
 from simulator.storage import storage_seconds
+from simulator.tiers import SURVIVES, SaveTier
 from topologies.cluster import Cluster, Storage
 from topologies.units import format_quantity
 

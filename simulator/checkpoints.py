@@ -21,8 +21,8 @@ from simulator.expected import expected_run_goodput
 from simulator.failures import Source, sources
 from simulator.goodput_theory import expected_goodput as expected_goodput
 from simulator.goodput_theory import optimum_interval, two_level_optimum, two_level_slowdown
-from simulator.progress import SURVIVES
 from simulator.storage import choose_storage, contended_seconds, known_storage, storage_seconds
+from simulator.tiers import SURVIVES
 from topologies.cluster import Cluster, Storage
 
 SNAPSHOT_SECONDS = 0.5

@@ -23,11 +23,12 @@ from simulator.inputs import Subject, read_subject
 from simulator.memory import memory_use
 from simulator.outcome import MemoryUse, plain
 from simulator.parts import merge_parts, part_range, part_text
+from simulator.run_answers import interval_curve, timeline
 from simulator.shared_step import SharedStep, shared_step
 from simulator.step_report import network_json, network_lines
 from simulator.traces import trace_bytes
 from simulator.training import StepPlay, explained_step
-from simulator.whole_runs import WholeRun, known, play, timeline, whole_run
+from simulator.whole_runs import WholeRun, known, play, whole_run
 from topologies.catalog import load_cluster
 from topologies.cluster import CollectiveKind
 from topologies.console import command, console, json_option, print_json, say, write_output
@@ -53,7 +54,7 @@ BESIDE_HELP = "Another job that repeats a collective: 'all_reduce:512-1023:8 GiB
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes; default: as many as there are cores.")
 @click.option("--backend", type=click.Choice(get_args(Backend)), default="processes", help="Where the runs are played.")
 @click.option("--part", metavar="K/N", help="Play only this part of the runs, for 'headway merge'; needs -o.")
-@click.option("-o", "--output", metavar="FILE", help="Write the runs: the part, or the answer with one run's timeline.")
+@click.option("-o", "--output", metavar="FILE", help="Write the runs: the part, or the answer with what pictures need.")
 @click.option("--trace", metavar="FILE", help="Write the step for ui.perfetto.dev (gzip unless FILE ends in .json).")
 @click.option("--dead", multiple=True, metavar="LINK", help=DEAD_HELP)
 @click.option("--slow-link", multiple=True, metavar="LINK=SHARE", help=SLOW_LINK_HELP)
@@ -128,7 +129,8 @@ def simulate(
     content = ensemble_json(outcomes, seed, told)
     _warn(content)
     if output is not None:
-        write_output(output, to_json(content | {"timeline": timeline(run, seed)}) + "\n")
+        drawn = {"timeline": timeline(run, seed), "intervals": interval_curve(run, runs // 4, seed, jobs or 1)}
+        write_output(output, to_json(content | drawn) + "\n")
     if as_json and output != "-":
         print_json(content)
     elif output != "-":

@@ -156,6 +156,7 @@ def ensemble_json(outcomes: Sequence[RunOutcome], seed: int, known: dict[str, An
         "lost_seconds": means(lambda outcome: outcome.lost_seconds),
         "failures": means(lambda outcome: outcome.failures),
         "checkpoints": mean(outcome.checkpoints for outcome in outcomes),
+        "skipped_saves": mean(outcome.skipped_saves for outcome in outcomes),
         "checkpoint_bytes": means(lambda outcome: outcome.checkpoint_bytes),
         "spares_used": spread([float(outcome.spares_used) for outcome in outcomes]),
         "tokens_per_second": spread([outcome.tokens / outcome.wall_seconds for outcome in outcomes]),

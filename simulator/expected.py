@@ -7,14 +7,22 @@ close in the product (within 0.5 points at 16,384 GPUs, 1.1 at 100,000).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from scenarios.faults import Faults
 from simulator.failures import Source
-from simulator.goodput_theory import Floats, not_waiting_share, slowdowns, straggler_loss, two_level_slowdown
+from simulator.goodput_theory import (
+    Floats,
+    not_waiting_share,
+    slowdowns,
+    straggler_loss,
+    two_level_slowdown,
+    waiting_jobs,
+)
 from simulator.nodes import idle_replicas
-from simulator.progress import PROCESS, SaveTier
+from simulator.tiers import PROCESS, SaveTier
 
 
 def expected_run_goodput(
@@ -35,6 +43,7 @@ def expected_run_goodput(
         num_nodes: of the job.
         replica_nodes: of one model replica.
     """
+    found = with_recurrences(faults, found)
     slow = failure_slowdown(faults, found, tiers, interval_seconds)
     return float(run_goodput(faults, found, slow, manned_share(faults, found, num_nodes, replica_nodes), num_nodes))
 
@@ -50,6 +59,16 @@ def run_goodput(
     poisoned = sum(one.rate_per_second * one.poisoned_seconds for one in found)
     share = max(0.0, 1 - planned) * np.asarray(manned) / np.asarray(slow, np.float64)  # x / inf is 0
     return np.maximum(0.0, share - poisoned - _straggling_share(faults, num_nodes))
+
+
+def with_recurrences(faults: Faults, found: tuple[Source, ...]) -> tuple[Source, ...]:
+    """Rates that count what fails again: after a wrong diagnosis, or with a node whose repair mended nothing."""
+    unmended = faults.failed_repairs if faults.spares is not None else 0.0
+    again = 1 / ((1 - faults.wrong_diagnoses) * (1 - unmended))
+    return tuple(
+        replace(one, rate_per_second=again * one.rate_per_second) if one.lost_nodes and not one.notice_seconds else one
+        for one in found
+    )
 
 
 def failure_slowdown(
@@ -148,7 +167,11 @@ def manned_share(faults: Faults, found: tuple[Source, ...], num_nodes: int, repl
     )
     spares = faults.spares + faults.standbys
     if faults.elastic is None:
-        return not_waiting_share(spares, losses, in_repair / losses)
+        if not faults.spares_shared_with:
+            return not_waiting_share(spares, losses, in_repair / losses)
+        of_all = 1 + sum(faults.spares_shared_with) / num_nodes
+        waiting = waiting_jobs(spares, 1 + len(faults.spares_shared_with), losses * of_all, in_repair / losses)
+        return max(0.0, 1 - waiting / of_all)
     from scipy.stats import poisson
 
     replicas, lost = num_nodes / replica_nodes, 0.0

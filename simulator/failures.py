@@ -22,7 +22,7 @@ import numpy as np
 
 from scenarios.failure_traces import FailureTrace
 from scenarios.faults import Failure, Faults
-from simulator.progress import FILE_SYSTEM, NODE, NODES, PROCESS
+from simulator.tiers import FILE_SYSTEM, NODE, NODES, PROCESS
 
 MARKS = 5
 MOST_ROWS = 4096

@@ -189,6 +189,22 @@ def not_waiting_share(spares: int, losses_per_second: float, repair: float) -> f
     return 1 - erlang_b(spares + 1, losses_per_second * repair)
 
 
+def waiting_jobs(spares: int, jobs: int, losses_per_second: float, repair: float) -> float:
+    """Mean number of jobs that wait for a node where several take from the same spares.
+
+    Nodes in repair are a birth-death chain: ``losses_per_second`` while nobody waits, less by each job that does, since
+    it loses no more nodes. Exact for exponential repairs and jobs that lose nodes equally often; one job: Erlang B.
+    """
+    weights, waiting = [1.0], [0]
+    for k in range(spares + jobs):
+        running = jobs - max(0, k - spares)
+        weights.append(weights[-1] * losses_per_second * running / jobs * repair / (k + 1))
+        waiting.append(max(0, k + 1 - spares))
+    largest = max(weights)
+    shares = [weight / largest for weight in weights]
+    return sum(n * share for n, share in zip(waiting, shares, strict=True)) / sum(shares)
+
+
 def spare_limited_goodput(spares: int, losses_per_second: float, repair: float, restart: float) -> float:
     """ETTR without checkpoint costs where nothing fails while the job is down (closed cyclic queue).
 

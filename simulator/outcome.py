@@ -177,6 +177,8 @@ class RunOutcome:
     """Largest number of spare nodes in use at the same time."""
     checkpoint_bytes: dict[str, float] = field(default_factory=dict)
     """Written to each tier."""
+    skipped_saves: int = 0
+    """Saves to the shared storage that were left out because the last one was still on its way."""
     energy_joules: float = 0.0
     """Of the facility; 0: not asked for."""
     cost_usd: float = 0.0

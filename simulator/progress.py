@@ -1,4 +1,4 @@
-"""Where a run stands between two events, by arithmetic: saves made, the current cycle, what each tier holds.
+"""Where a run stands between two events, by arithmetic: saves made, and the current cycle.
 
 A position is ``(saves, cycle)``: base saves made so far, and wall seconds into the current cycle of work and stalls. A
 cycle is one interval of work and the stalls of the tiers that its save feeds. Each tier takes every n-th save; the
@@ -8,48 +8,28 @@ multiples are nested, so that any number of cycles is a few divisions. Positions
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-PROCESS, NODE, NODES, FILE_SYSTEM = range(4)
-"""What a failure takes away: only processes, one node, several nodes, the shared file system."""
-
-SURVIVES = {
-    "local-nvme": frozenset({PROCESS, FILE_SYSTEM}),
-    "peer-memory": frozenset({PROCESS, NODE, FILE_SYSTEM}),
-    "parallel-file-system": frozenset({PROCESS, NODE, NODES}),
-    "object-store": frozenset({PROCESS, NODE, NODES, FILE_SYSTEM}),
-}
-"""Failures that the saves of a storage outlive. A local disk leaves with its node, and a shard is missing."""
-
-EMPTY = -1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveTier:
-    """A place that takes every n-th save."""
-
-    name: str
-    every: int
-    stall_seconds: float
-    """What a save to this tier adds to the stall of training."""
-    drain_seconds: float
-    """From the end of the stall until the save is complete."""
-    load_seconds: float
-    survives: frozenset[int]
-    keep: int = 2
-    """Newest complete saves that stay; an older one is gone."""
+from simulator.tiers import EMPTY, PlayedSaves, RegularSaves, SaveTier
 
 
 class Progress:
     """The arithmetic of one run. Times are wall seconds, positions are in intervals of work."""
 
     __slots__ = (
-        "_base", "_ended", "_extra", "_levels", "_periods", "_ranges", "_special", "_started", "_upper", "cycle",
-        "end_stall", "end_work", "interval", "last", "saves", "speed", "target", "tiers",
+        "_awaited", "_extra", "_levels", "_periods", "_regular", "_upper", "cycle", "end_stall", "end_work", "held",
+        "interval", "last", "saves", "speed", "target", "tiers",
     )  # fmt: skip
 
-    def __init__(self, interval_seconds: float, tiers: tuple[SaveTier, ...], work_seconds: float) -> None:
-        """Start at zero with empty tiers.
+    def __init__(
+        self, interval_seconds: float, tiers: tuple[SaveTier, ...], work_seconds: float, *, played: int | None = None
+    ) -> None:
+        """Start at zero, where every tier holds the start.
+
+        Args:
+            interval_seconds: useful seconds between base saves.
+            tiers: from near to far.
+            work_seconds: useful seconds of the run; may be infinite.
+            played: index of the tier whose saves are complete when their transfer is, which is told from outside.
 
         Raises:
             ValueError: multiples that are not nested, or a drain that is longer than its tier's period.
@@ -66,21 +46,20 @@ class Progress:
         self.end_work = left if left > 1e-9 * interval_seconds else 0.0
         self.end_stall = sum(self._extra) if self.end_work else 0.0
         self.saves, self.cycle, self.speed = 0, 0.0, 1.0
+        self._awaited = math.inf
         self._periods: list[float] = []
         self.set_speed(1.0)
-        for tier in tiers:
+        self.held: list[RegularSaves | PlayedSaves] = []
+        self._regular: list[tuple[int, RegularSaves]] = []
+        for index, tier in enumerate(tiers):
+            if index == played:
+                self.held.append(PlayedSaves(tier))
+                continue
             period = self._periods[self._levels.index(tier.every)]
             if tier.drain_seconds > period * (1 + 1e-9):
                 raise ValueError(f"{tier.name} drains {tier.drain_seconds} s, longer than its period of {period} s")
-        count = len(tiers)
-        self._started, self._ended = [-1] * count, [0.0] * count
-        """Newest save that was begun since the last restore, and when its stall ended."""
-        self._ranges: list[list[tuple[int, int]]] = [[(0, 0)] for _ in tiers]
-        """First and last of each row of complete saves before the last restore."""
-        self._special = [EMPTY] * count
-        """A complete save off the regular places; the next regular one takes its place."""
-        self._base = 0.0
-        """Position of the last restore."""
+            self._regular.append((tier.every, RegularSaves(tier)))
+            self.held.append(self._regular[-1][1])
 
     # ---- moving on
 
@@ -96,24 +75,32 @@ class Progress:
             below = level
             self._periods.append(period)
 
-    def advance(self, seconds: float, now: float) -> None:
-        """Let training run for some wall seconds until ``now``."""
+    def advance(self, seconds: float, now: float, arrives: int | None = None) -> None:
+        """Let training run for some wall seconds until ``now``, to the save at which it ``arrives`` if known."""
         before, cycle = self.saves, self.cycle + seconds
-        period = self._periods[0]
-        if len(self._levels) > 1 and (before + 1) % self._levels[1] == 0:
-            for level, extra in self._upper:
-                if (before + 1) % level:
-                    break
-                period += extra
-        if cycle < period or before >= self.last:
-            self.cycle = cycle
-            return
-        self._count(cycle)
-        for index, tier in enumerate(self.tiers):
-            save = self.saves - self.saves % tier.every
+        if arrives is not None:
+            self.saves, self.cycle = arrives, 0.0
+        else:
+            period = self._periods[0]
+            if self._upper and (before + 1) % self._upper[0][0] == 0:
+                for level, extra in self._upper:
+                    if (before + 1) % level:
+                        break
+                    period += extra
+            if cycle < period or before >= self.last:
+                self.cycle = cycle
+                return
+            self._count(cycle)
+            if self.saves >= self._awaited:  # by a rounding error: somebody waits for this save and will call
+                self.saves = int(self._awaited) - 1
+                self.cycle = self.span(self.saves, self.saves + 1)
+        saves = self.saves
+        ended = now - self.cycle
+        for every, held in self._regular:
+            save = saves - saves % every
             if save > before:
-                self._started[index] = save
-                self._ended[index] = now - self.cycle - self.span(save, self.saves)
+                held.started = save
+                held.ended = ended if save == saves else ended - self.span(save, saves)
 
     def _count(self, cycle: float) -> None:
         """Split wall seconds since the newest save into whole cycles and a rest: largest periods first."""
@@ -164,117 +151,46 @@ class Progress:
         left = self.span(self.saves, int(self.last)) - self.cycle + self.end_work / self.speed + self.end_stall
         return max(0.0, left)
 
-    # ---- what the tiers hold
+    def seconds_to_save(self, every: int) -> tuple[float, int]:
+        """Wall seconds at this speed to the end of the stall of the next ``every``-th save, and its number.
 
-    def durable(self, index: int, now: float) -> float:
-        """Position of a tier's newest complete save; EMPTY without one."""
-        grid = self._complete(index, now)
-        if grid > EMPTY:
-            return float(grid)
-        if self._special[index] > EMPTY:
-            return self._special[index]
-        return float(self._ranges[index][-1][1]) if self._ranges[index] else EMPTY
-
-    def _complete(self, index: int, now: float) -> int:
-        """Newest regular save since the last restore that is complete; -1 without one.
-
-        The save before the newest is complete, since a drain is no longer than the period of its tier.
+        It is reached by an ``advance`` that ``arrives`` there, and by no other.
         """
-        started = self._started[index]
-        if started < 0:
-            return -1
-        tier = self.tiers[index]
-        if self._ended[index] + tier.drain_seconds <= now:
-            return started
-        before = started - tier.every
-        return before if before > self._base else -1
+        self._awaited = save = (self.saves // every + 1) * every
+        return self.span(self.saves, save) - self.cycle, save
 
-    def newest_save(self, loss: int, now: float, limit: float = math.inf) -> tuple[float, float] | None:
-        """Position and load seconds of the newest save not after ``limit`` in a tier that survives; None without."""
-        best: tuple[float, float] | None = None
+    # ---- saves and failures
+
+    def newest_save(self, loss: int, now: float, limit: float = math.inf) -> tuple[float, int] | None:
+        """Position and tier of the newest save not after ``limit`` in a tier that survives; None without one.
+
+        Of equal ones the one that loads quickest.
+        """
+        best, place = EMPTY, -1
         for index, tier in enumerate(self.tiers):
             if loss not in tier.survives:
                 continue
-            found = self._held(index, now, limit)
-            if found > EMPTY and (
-                best is None or found > best[0] or (found == best[0] and tier.load_seconds < best[1])
-            ):
-                best = (found, tier.load_seconds)
-        return best
-
-    def _held(self, index: int, now: float, limit: float) -> float:
-        """Newest save of a tier not after ``limit`` among those that are kept."""
-        tier, kept = self.tiers[index], self.tiers[index].keep
-        every = tier.every
-        newest = self._complete(index, now)
-        if newest >= 0:
-            if newest <= limit:
-                return float(newest)
-            first = self._first(index)
-            top = math.floor(limit / every) * every
-            if top >= first and (newest - top) // every < kept:
-                return float(top)
-            kept -= (newest - first) // every + 1
-        elif EMPTY < self._special[index] <= limit:
-            return self._special[index]
-        for low, high in reversed(self._ranges[index]):
-            if kept <= 0:
-                break
-            top = high if high <= limit else math.floor(limit / every) * every
-            if top >= low and (high - top) // every < kept:
-                return float(top)
-            kept -= (high - low) // every + 1
-        return EMPTY
-
-    def _first(self, index: int) -> int:
-        """The first regular save of a tier after the last restore."""
-        every = self.tiers[index].every
-        return int(self._base // every + 1) * every
-
-    def _fold(self, index: int, now: float) -> None:
-        """Move the complete saves since the last restore into the list of ranges, and drop what is not kept."""
-        newest, ranges, every = self._complete(index, now), self._ranges[index], self.tiers[index].every
-        if newest >= 0:
-            first = self._first(index)
-            if ranges and ranges[-1][1] + every == first:
-                ranges[-1] = (ranges[-1][0], newest)
-            else:
-                ranges.append((first, newest))
-            self._special[index] = EMPTY
-        if len(ranges) <= 1 and newest < 0:
-            self._started[index] = -1
-            return
-        kept, held = self.tiers[index].keep, []
-        for low, high in reversed(ranges):
-            if kept <= 0:
-                break
-            held.append((max(low, high - (kept - 1) * every), high))
-            kept -= (high - low) // every + 1
-        self._ranges[index] = held[::-1]
-        self._started[index] = -1
+            found = self.held[index].newest(now, limit)
+            if found > best or (found == best > EMPTY and tier.load_seconds < self.tiers[place].load_seconds):
+                best, place = found, index
+        return (best, place) if place >= 0 else None
 
     def restore(self, position: float, loss: int, now: float) -> None:
         """Go back to a position; tiers that do not survive are empty, the others forget what is newer."""
-        for index, tier in enumerate(self.tiers):
-            self._fold(index, now)
-            if loss not in tier.survives:
-                self._ranges[index], self._special[index] = [], EMPTY
-                continue
-            if self._special[index] > position:
-                self._special[index] = EMPTY
-            top = math.floor(position / tier.every) * tier.every
-            self._ranges[index] = [(low, min(high, top)) for low, high in self._ranges[index] if low <= top]
+        for tier, held in zip(self.tiers, self.held, strict=True):
+            if loss in tier.survives:
+                held.back_to(position, now)
+            else:
+                held.lose(position)
         self._stand(position)
 
     def save_here(self, now: float) -> None:
         """Put a complete save of this very position into every tier (a planned stop)."""
         position = self.position()
-        for index in range(len(self.tiers)):
-            self._fold(index, now)
-            self._special[index] = position
+        for held in self.held:
+            held.save_here(position, now)
         self._stand(position)
 
     def _stand(self, position: float) -> None:
-        self._base = position
         self.saves = int(position)
         self.cycle = (position - self.saves) * self.interval / self.speed

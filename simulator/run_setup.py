@@ -11,7 +11,8 @@ from scenarios.layout import Layout
 from simulator.checkpoints import CheckpointPolicy
 from simulator.expected import expected_run_goodput
 from simulator.failures import Source, failure_rates, sources
-from simulator.progress import SaveTier
+from simulator.run_traffic import PlayedStorage
+from simulator.tiers import SaveTier
 from topologies.cluster import Cluster
 
 CUSTOMARY_RUN_SECONDS = 30 * 86400.0
@@ -36,6 +37,8 @@ class RunSetup:
     checkpoint_bytes: float = 0.0
     slow: dict[str, float] = field(default_factory=dict)
     """Lasting reasons why steps take longer, with the speed that each leaves (data, power cap)."""
+    played: PlayedStorage | None = None
+    """The shared storage, where its transfers are played one by one instead of taking their mean times."""
     horizon_seconds: float = math.inf
     """The run is cut here, and unsaved work counts."""
 
@@ -63,6 +66,11 @@ class RunSetup:
     def rates_per_second(self) -> dict[str, float]:
         """Failures of the whole job by component."""
         return failure_rates(self.faults, self.num_gpus, self.num_nodes)
+
+    @property
+    def node_losses_per_second(self) -> float:
+        """Nodes that leave the job for repair."""
+        return sum(one.rate_per_second * one.lost_nodes for one in self.sources if math.isfinite(one.repair_seconds))
 
     @property
     def mtbf_seconds(self) -> float:
@@ -94,10 +102,11 @@ def run_setup(
     step_seconds: float,
     *,
     slow: dict[str, float] | None = None,
+    played: PlayedStorage | None = None,
 ) -> RunSetup:
     """Collect what a run of this job needs; without target_tokens it has 30 days of useful work.
 
-    ``slow``: lasting reasons for longer steps, with the speed that each leaves.
+    ``slow``: lasting reasons for longer steps, with the speed that each leaves; ``played``: a storage to be played.
     """
     if job.target_tokens is None:
         num_steps = math.ceil(CUSTOMARY_RUN_SECONDS / step_seconds)
@@ -116,4 +125,5 @@ def run_setup(
         replica_nodes=math.ceil(layout.world_size / layout.dp / per_node),
         checkpoint_bytes=policy.bytes,
         slow=slow or {},
+        played=played,
     )

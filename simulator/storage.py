@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
 
 from scenarios.operations import Checkpointing, DataReading
+from simulator.shared_storage import Sharer, play_storage
 from topologies.cluster import Cluster, Storage
 
 QUIET_LOAD = 0.2
@@ -77,137 +74,6 @@ def choose_storage(
 
 
 # ---- sharing with other jobs
-
-
-def shared_rates(caps: Sequence[float], capacity: float = 1.0) -> list[float]:
-    """Max-min fair rates of flows with a cap each on one shared capacity: fill from the smallest cap up."""
-    rates = [0.0] * len(caps)
-    left = capacity
-    for place, index in enumerate(sorted(range(len(caps)), key=caps.__getitem__)):
-        rates[index] = min(caps[index], left / (len(caps) - place))
-        left -= rates[index]
-    return rates
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharer:
-    """A job that saves to a shared storage again and again."""
-
-    save_bytes: float
-    every_seconds: float
-    cap_bytes_per_second: float
-    """Of all its nodes together."""
-    mtbf_seconds: float = math.inf
-    in_phase: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
-    """What a job sees of a storage that it shares: mean seconds, alone and beside the others."""
-
-    write_alone_seconds: float
-    write_seconds: float
-    read_alone_seconds: float
-    read_seconds: float
-    skipped_share: float
-    """Saves that were left out because the last one was not yet complete."""
-
-
-@lru_cache(maxsize=64)
-def play_storage(
-    jobs: tuple[Sharer, ...],
-    write_bytes_per_second: float,
-    read_bytes_per_second: float,
-    *,
-    seconds: float = 20 * 86400.0,
-    seed: int = 0,
-    reads_first: bool = False,
-    busy_share: float = 0.0,
-) -> tuple[Sharing, ...]:
-    """Play saves and restores of several jobs as flows that share one storage max-min fairly.
-
-    Each flow uses a share of the storage's time: its rate over the storage's rate in its direction. A save is left out
-    while the last one drains; a failure stops the drain of its job and starts a read.
-
-    Args:
-        jobs: who saves, how often.
-        write_bytes_per_second: of the whole storage.
-        read_bytes_per_second: of the whole storage.
-        seconds: simulated time.
-        seed: of phases and failures.
-        reads_first: restores before saves.
-        busy_share: of the storage's time that other traffic (data loading) always takes.
-    """
-    random = np.random.default_rng(seed)
-    rate = {"write": write_bytes_per_second, "read": read_bytes_per_second}
-    queue: list[tuple[float, int, str]] = []
-    for index, job in enumerate(jobs):
-        first = job.every_seconds if job.in_phase else float(random.uniform(0, job.every_seconds))
-        heapq.heappush(queue, (first, index, "write"))
-        if math.isfinite(job.mtbf_seconds):
-            heapq.heappush(queue, (float(random.exponential(job.mtbf_seconds)), index, "read"))
-    flows: dict[tuple[int, str], list[float]] = {}
-    shares: dict[tuple[int, str], float] = {}
-    took: dict[tuple[int, str], list[float]] = {}
-    begun, skipped = [0] * len(jobs), [0] * len(jobs)
-    now, capacity = 0.0, 1.0 - busy_share
-
-    def divided() -> dict[tuple[int, str], float]:
-        groups = [[key for key in flows if key[1] == kind] for kind in ("read", "write")]
-        if not reads_first:
-            groups = [[*groups[0], *groups[1]]]
-        found: dict[tuple[int, str], float] = {}
-        left = capacity
-        for group in groups:
-            given = shared_rates([min(1.0, jobs[i].cap_bytes_per_second / rate[kind]) for i, kind in group], left)
-            found |= dict(zip(group, given, strict=True))
-            left = max(0.0, left - sum(given))
-        return found
-
-    while queue and now < seconds:
-        following, ends = queue[0][0], None
-        for key, flow in flows.items():
-            if shares[key] > 0 and now + flow[0] / shares[key] < following:
-                following, ends = now + flow[0] / shares[key], key
-        for key, flow in flows.items():
-            flow[0] -= shares[key] * (following - now)
-        now = following
-        if ends is not None:
-            took.setdefault(ends, []).append(now - flows.pop(ends)[1])
-        else:
-            _, index, kind = heapq.heappop(queue)
-            job = jobs[index]
-            if kind == "write":
-                begun[index] += 1
-                busy = (index, "write") in flows or (index, "read") in flows
-                skipped[index] += busy
-                if not busy:
-                    flows[(index, "write")] = [job.save_bytes / rate["write"], now]
-                heapq.heappush(queue, (now + job.every_seconds, index, "write"))
-            else:
-                flows.pop((index, "write"), None)
-                flows[(index, "read")] = [job.save_bytes / rate["read"], now]
-                heapq.heappush(queue, (now + float(random.exponential(job.mtbf_seconds)), index, "read"))
-        shares = divided()
-
-    def mean(index: int, kind: str) -> tuple[float, float]:
-        alone = jobs[index].save_bytes / min(rate[kind], jobs[index].cap_bytes_per_second)
-        values = took.get((index, kind))
-        return alone, float(np.mean(values)) if values else alone
-
-    found = []
-    for index in range(len(jobs)):
-        write, read = mean(index, "write"), mean(index, "read")
-        found.append(
-            Sharing(
-                write_alone_seconds=write[0],
-                write_seconds=write[1],
-                read_alone_seconds=read[0],
-                read_seconds=read[1],
-                skipped_share=skipped[index] / max(1, begun[index]),
-            )
-        )
-    return tuple(found)
 
 
 def contended_seconds(
@@ -283,6 +149,10 @@ class DataPath:
     """To fill the caches on the local disks from shared storage; 0 without a cache."""
     storage_share: float
     """Of the shared storage's time that reading takes."""
+    cached: bool = False
+    """Local disks hold the dataset once it was read."""
+    store_bytes_per_second: float = math.inf
+    """What shared storage gives this job."""
 
 
 def data_path(cluster: Cluster, data: DataReading, tokens_per_second: float, num_nodes: int) -> DataPath:
@@ -300,6 +170,8 @@ def data_path(cluster: Cluster, data: DataReading, tokens_per_second: float, num
         speed=min(1.0, available / needed) if needed > 0 else 1.0,
         fill_seconds=data.dataset_bytes / from_store if cached else 0.0,
         storage_share=0.0 if cached or math.isinf(shared) else min(needed, available) / shared,
+        cached=cached,
+        store_bytes_per_second=from_store,
     )
 
 

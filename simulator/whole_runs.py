@@ -10,12 +10,12 @@ from typing import Any
 from scenarios.layout import Layout
 from scenarios.operations import CheckpointMode
 from scenarios.scenario import Scenario
+from simulator.busy_storage import played_storage
 from simulator.checkpoint_policy import policy_of
 from simulator.checkpoints import CheckpointPolicy, choose_interval
 from simulator.ensemble import Backend, simulate_runs
 from simulator.outcome import RunOutcome, StepTime, plain
 from simulator.power import Bill, NodePower, billed, node_power
-from simulator.run import simulate_run
 from simulator.run_setup import RunSetup, run_setup
 from simulator.storage import DataPath, bandwidth_estimates, data_path
 
@@ -31,6 +31,7 @@ class WholeRun:
     power: NodePower
     bill: Bill
     layout: Layout
+    step: StepTime | None
 
 
 def whole_run(
@@ -72,8 +73,10 @@ def whole_run(
         wish=scenario.checkpoint,
         data_share=data.storage_share,
     )
-    slow = {name: speed for name, speed in (("data", data.speed), ("power cap", power.speed)) if speed < 1}
-    setup = run_setup(cluster, job, layout, faults, policy, step_seconds, slow=slow)
+    played = played_storage(scenario, layout, policy, data)
+    lasting = {"data": 1.0 if played and played.data and not data.cached else data.speed, "power cap": power.speed}
+    slow = {name: speed for name, speed in lasting.items() if speed < 1}
+    setup = run_setup(cluster, job, layout, faults, policy, step_seconds, slow=slow, played=played)
     bill = Bill(
         power=power,
         nodes=nodes,
@@ -82,7 +85,9 @@ def whole_run(
         pue=cluster.power.pue,
         prices=scenario.prices,
     )
-    return WholeRun(scenario=scenario, setup=setup, policy=policy, data=data, power=power, bill=bill, layout=layout)
+    return WholeRun(
+        scenario=scenario, setup=setup, policy=policy, data=data, power=power, bill=bill, layout=layout, step=step
+    )
 
 
 def play(
@@ -127,22 +132,6 @@ def known(run: WholeRun) -> dict[str, Any]:
     }
 
 
-def timeline(run: WholeRun, seed: int, number: int = 0) -> dict[str, Any]:
-    """What one of the runs did when: ``spans`` of start, end, what was done and tokens per second."""
-    played = simulate_run(run.setup, seed, number, record=True)
-    tokens = run.setup.interval_steps * run.setup.tokens_per_step
-    spans = [
-        [
-            span.start_seconds,
-            span.end_seconds,
-            span.doing,
-            span.work * tokens / (span.end_seconds - span.start_seconds),
-        ]
-        for span in played.spans
-    ]
-    return {"run": number, "goodput": played.goodput, "wall_seconds": played.wall_seconds, "spans": spans}
-
-
 def _finite(content: dict[str, Any]) -> dict[str, Any]:
     return {key: None if value == math.inf else value for key, value in content.items()}
 
@@ -157,6 +146,9 @@ def analytic_gaps(setup: RunSetup) -> list[str]:
         (faults.repair_crews is not None, "the queue for the repair crews"),
         (faults.corrupt_checkpoints > 0, "corrupt checkpoints"),
         (faults.lemons is not None, "lemons that are found and retired"),
+        (bool(faults.wrong_diagnoses or faults.failed_repairs), "when nodes that are still broken fail again"),
+        (len(set(faults.spares_shared_with) | {setup.num_nodes}) > 1, "jobs of unequal size that share the spares"),
+        (setup.played is not None, "how long single transfers on the shared storage take (it takes their mean)"),
         (faults.trace is not None, "the times of recorded events"),
         (any(one.burst_share for one in found), "bursts"),
         (any(one.shape != 1 for one in found), "lives that are not exponential"),
@@ -175,7 +167,15 @@ def _without_refuge(setup: RunSetup) -> bool:
 
 def not_modelled(setup: RunSetup) -> list[str]:
     """What a reader should know to be missing, or assumed for want of a figure."""
-    found = ["wrong diagnoses and failed repairs", "several jobs that compete for the same spares and repair shop"]
+    faults, found = setup.faults, []
+    if not faults.wrong_diagnoses and any(one.lost_nodes for one in setup.sources):
+        found.append("wrong diagnoses: none are stated")
+    if not faults.failed_repairs and faults.spares is not None:
+        found.append("repairs that fail: none are stated")
+    if faults.spares is not None and not faults.spares_shared_with:
+        found.append("other jobs that take from the same spares: none are stated")
+    if setup.played is None and len(setup.tiers) > 1 and setup.checkpoint_bytes:
+        found.append("single transfers on shared storage: mean times are taken")
     if setup.faults.spares is None and setup.sources:
         found.insert(0, "waiting for spares: none are stated, so one is always at hand")
     return found

@@ -6,9 +6,9 @@ import pytest
 
 from scenarios.faults import Elastic, Failure, Faults, Lemons, Maintenance, Manual, Stragglers
 from simulator.ensemble import simulate_runs
-from simulator.progress import SURVIVES, SaveTier
 from simulator.run import simulate_run
 from simulator.run_setup import RunSetup
+from simulator.tiers import SURVIVES, SaveTier
 
 DAY = 86400.0
 COUNTS = {

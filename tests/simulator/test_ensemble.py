@@ -11,8 +11,8 @@ import pytest
 from scenarios.faults import Failure, Faults
 from simulator.ensemble import ensemble_json, quantile_interval, simulate_runs, spread
 from simulator.parts import merge_parts, part_range, part_text
-from simulator.progress import SURVIVES, SaveTier
 from simulator.run_setup import RunSetup
+from simulator.tiers import SURVIVES, SaveTier
 from topologies.errors import InputError, MissingExtra
 
 KNOWN = {"analytic": {"goodput": 0.9}, "rate_spread": 0.3}

@@ -10,7 +10,7 @@ import pytest
 from scenarios.failure_traces import FailureTrace
 from scenarios.faults import Failure, Faults, Lemons
 from simulator.failures import failure_events, failure_rates, rate_factor, sources
-from simulator.progress import FILE_SYSTEM, NODE, NODES, PROCESS
+from simulator.tiers import FILE_SYSTEM, NODE, NODES, PROCESS
 
 DAY = 86400.0
 

@@ -12,8 +12,9 @@ import pytest
 from scenarios.faults import Elastic, Failure, Faults, Maintenance
 from scenarios.scenario import FAULTS
 from simulator.ensemble import simulate_runs
-from simulator.progress import SURVIVES, Progress, SaveTier
+from simulator.progress import Progress
 from simulator.run_setup import RunSetup
+from simulator.tiers import SURVIVES, SaveTier
 from topologies.document import load
 
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0

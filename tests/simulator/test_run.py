@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from scenarios.failure_traces import FailureTrace
 from scenarios.faults import Elastic, Failure, Faults, Maintenance, Stragglers
 from simulator.ensemble import simulate_runs
-from simulator.progress import SURVIVES, Progress, SaveTier
+from simulator.progress import Progress
 from simulator.run import PATIENCE_FAILURES, simulate_run
 from simulator.run_setup import RunSetup
+from simulator.tiers import SURVIVES, SaveTier
 
 ALWAYS = SURVIVES["object-store"]
 DAY = 86400.0
@@ -218,7 +219,7 @@ def test_memory_is_flat_in_simulated_time():
         progress.advance(7000.0, now := now + 7000.0)
         found = progress.newest_save(0, now)
         progress.restore(found[0], 0, now)
-    assert max(len(ranges) for ranges in progress._ranges) <= 2
+    assert max(len(held.ranges) for held in progress.held) <= 2
 
 
 def test_tiers_that_cannot_work_are_refused():

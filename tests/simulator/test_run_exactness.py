@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from scenarios.faults import Elastic, Failure, Faults, Lemons, Maintenance, Manual, Stragglers
-from simulator.failures import failure_events, generator, rate_factor
-from simulator.progress import FILE_SYSTEM, SURVIVES, SaveTier
+from simulator.failures import FailureEvent, failure_events, generator, rate_factor
 from simulator.run import simulate_run
 from simulator.run_setup import RunSetup
+from simulator.tiers import FILE_SYSTEM, SURVIVES, SaveTier
 
 DAY = 86400.0
 
@@ -53,7 +53,14 @@ def loop(setup, seed):
     stall, saving = 0.0, False
     spares = math.inf if faults.spares is None else faults.spares
     warm, need, missing, whole, load, later = faults.standbys, 0, 0, False, 0.0, (0.0, 0.0)
-    repairs, crews, rework, index = [], [], 0.0, 0
+    repairs, crews, rework, index, number = [], [], 0.0, 0, 0
+    broken, planted, hidden, queue, operated = [], [], [], [], 0.0
+    relapses, picks = generator("recurrences", seed, 0), generator("repairs", seed, 0).random
+    others, elsewhere = [], generator("other jobs", seed, 0)
+    for nodes in faults.spares_shared_with:
+        losses = sum(one.rate_per_second * one.lost_nodes for one in found if math.isfinite(one.repair_seconds))
+        others.append([elsewhere.exponential(setup.num_nodes / (factor * nodes * losses)), 0.0])
+        others[-1][1] = setup.num_nodes / (factor * nodes * losses)
     lemons = left = round(faults.lemons.share * setup.num_nodes) if faults.lemons else 0
     slow, ends, luck = {}, [], generator("stragglers", seed, 0)
     next_slow, gap, count = math.inf, 0.0, 0
@@ -75,18 +82,40 @@ def loop(setup, seed):
     def speed():
         return live(missing) * min(slow.values(), default=1.0) * math.prod(setup.slow.values())
 
-    def repair(nodes, seconds):
+    def repair(nodes, seconds, wrong=None):
+        nonlocal number
+        number += 1
         if faults.repair_crews is None:
-            heapq.heappush(repairs, (now + seconds, nodes))
+            heapq.heappush(repairs, (now + seconds, number, nodes, wrong))
             return
         for _ in range(nodes):
             free = crews.pop(crews.index(min(crews))) if len(crews) >= faults.repair_crews else now
             crews.append(max(now, free) + seconds)
-            heapq.heappush(repairs, (max(now, free) + seconds, 1))
+            number += 1
+            heapq.heappush(repairs, (max(now, free) + seconds, number, 1, wrong))
+            wrong = None
+
+    def choose(nodes, idle):
+        """Which of the idle nodes that are taken are still broken."""
+        for place in range(nodes if broken else 0):
+            if picks() * (idle - place) < len(broken):
+                yield broken.pop(int(picks() * len(broken)))
+
+    def serve():
+        nonlocal spares
+        while queue and queue[0] != "own" and spares >= 1:
+            queue.pop(0)
+            list(choose(1, spares))
+            spares -= 1
 
     def get_nodes():
         nonlocal warm, spares, need, missing, state, then
         restart = sum(faults.phases_seconds.values())
+        idle = warm + spares
+        if need <= idle:
+            planted.extend(choose(need, idle))
+        elif faults.elastic and live(missing + need - idle) > 0:
+            planted.extend(choose(int(idle), idle))
         if need <= warm:
             warm -= need
             again = faults.standby_restart_seconds
@@ -99,7 +128,12 @@ def loop(setup, seed):
             again = faults.elastic.reconfigure_seconds
         else:
             state, then = "wait", math.inf
+            if "own" not in queue:
+                queue.append("own")
             return
+        if "own" in queue:
+            queue.remove("own")
+            serve()
         if faults.elastic and faults.elastic.keeps_state:
             again = faults.elastic.reconfigure_seconds
         elif need == 0:
@@ -126,6 +160,8 @@ def loop(setup, seed):
         return best[0], -best[1]
 
     while True:
+        while planted and state == "run":
+            hidden.append((operated + relapses.exponential(faults.recurs_seconds), planted.pop(0)))
         following = min(math.floor(position + 1e-9) + 1, target)
         if state != "run":
             own = math.inf
@@ -136,10 +172,13 @@ def loop(setup, seed):
         moments = [
             horizon, events[index].time_seconds, repairs[0][0] if repairs else math.inf, next_stop, then, own,
             next_slow, min(ends)[0] if ends else math.inf,
+            now + min(hidden)[0] - operated if hidden and state == "run" else math.inf,
+            min((one[0] for one in others), default=math.inf),
         ]  # fmt: skip
-        what = min(range(8), key=moments.__getitem__)
+        what = min(range(10), key=moments.__getitem__)
         passed = moments[what] - now
         if state == "run":
+            operated += passed
             if saving:
                 stall = max(0.0, stall - passed)
             else:
@@ -150,23 +189,33 @@ def loop(setup, seed):
                 tier.complete(now)
         if what == 0:
             return now, position * tau, rework
-        if what == 1:
+        if what in (1, 8):
             event = events[index]
-            index += 1
+            if what == 8:
+                again = min(hidden)[1]
+                hidden.remove(min(hidden))
+                event = FailureEvent(now, again, *relapses.random(5), found[again].lost_nodes)
+            index += what == 1
             source = found[event.source]
             gone = source.lemon and event.lemon * lemons >= left
-            if gone or (source.counted < 1 and event.lemon * setup.num_nodes < left):
+            if what == 1 and (gone or (source.counted < 1 and event.lemon * setup.num_nodes < left)):
                 continue
             if state in ("wait", "manual", "planned"):
                 continue
-            left -= source.lemon
+            mistaken = source.lost_nodes and not source.notice_seconds
+            mistaken = mistaken and event.repair * 2**20 % 1 < faults.wrong_diagnoses
+            if mistaken:
+                planted.append(event.source)
+            else:
+                left -= source.lemon
             detect = source.detection_seconds
             if faults.detection_law != "fixed":
                 detect *= -math.log1p(-event.detection)
             nodes = source.lost_nodes
             if nodes:
                 mend = source.repair_seconds * (1 if faults.repair_law == "fixed" else -math.log1p(-event.repair))
-                repair(nodes, detect + mend)
+                unmended = not mistaken and event.detection * 2**20 % 1 < faults.failed_repairs
+                repair(nodes, detect + mend, event.source if unmended else None)
             kind = source.loss
             room = min(
                 (t.spec.stall_seconds + t.spec.drain_seconds for t in tiers if kind in t.spec.survives),
@@ -200,9 +249,14 @@ def loop(setup, seed):
             stall, saving = 0.0, False
             state, then = "detect", now + detect + faults.diagnosis_seconds
         elif what == 2:
-            _, nodes = heapq.heappop(repairs)
+            _, _, nodes, wrong = heapq.heappop(repairs)
             before = live(missing)
+            while nodes and queue and queue[0] != "own":
+                queue.pop(0)
+                nodes -= 1
             back = min(nodes, missing)
+            if wrong is not None and nodes:
+                (broken if nodes > back else planted).append(wrong)
             missing -= back
             nodes -= back
             warmed = max(0, min(nodes, faults.standbys - warm))
@@ -237,6 +291,14 @@ def loop(setup, seed):
             if state == "run" and one[2]:
                 repair(1, faults.repair_seconds)
                 stop(0.0, "restart", 1)
+        elif what == 9:
+            job = min(range(len(others)), key=lambda one: others[one][0])
+            if job not in queue:
+                queue.append(job)
+                serve()
+                mend = elsewhere.random()
+                repair(1, faults.repair_seconds * (1 if faults.repair_law == "fixed" else -math.log1p(-mend)))
+            others[job][0] = now + elsewhere.exponential(others[job][1])
         elif saving:
             saving, stall = False, 0.0
             if position >= target:
@@ -303,6 +365,11 @@ def policy(seed):
         maintenance=pick(None, Maintenance(every_seconds=3.3 * DAY, takes_seconds=1800.0)),
         lemons=pick(None, Lemons(share=0.1, factor=10)),
     )  # fmt: skip
+    if random.integers(2):
+        faults = faults.model_copy(update={
+            "wrong_diagnoses": pick(0.0, 0.2), "failed_repairs": pick(0.0, 0.3), "recurs_seconds": pick(300.0, 5000.0),
+            "spares_shared_with": pick((), (64,), (128, 32)) if faults.spares else (),
+        })  # fmt: skip
     fixed_work = bool(random.integers(2))
     return RunSetup(
         step_seconds=interval / 10, num_steps=int(random.integers(3000, 20_000)) if fixed_work else 10**7,

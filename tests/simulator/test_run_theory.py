@@ -15,9 +15,10 @@ from simulator.goodput_theory import (
     slowdown,
     spare_limited_goodput,
     two_level_slowdown,
+    waiting_jobs,
 )
-from simulator.progress import SURVIVES, SaveTier
 from simulator.run_setup import RunSetup
+from simulator.tiers import SURVIVES, SaveTier
 
 DAY = 86400.0
 ALWAYS = SURVIVES["object-store"]
@@ -140,6 +141,38 @@ def test_a_closed_queue_of_spares(spares, goodput):
     agrees(found, goodput, sharp=0.03)
 
 
+@pytest.mark.parametrize(("wrong", "unmended"), [(0.3, 0.0), (0.0, 0.4), (0.2, 0.3)])
+def test_what_is_not_mended_fails_again(wrong, unmended):
+    """A failure causes another with the chance of a wrong diagnosis or, if it was right, of a failed repair: a
+    geometric series, 1 / ((1 - wrong)(1 - unmended)) failures for each."""
+    rate = 10 / DAY
+    setup = setup_of(
+        600, (tier(1),), (dies(rate, component="node", lost_nodes=1),), days=10_000, repair_seconds=3600.0, spares=4,
+        wrong_diagnoses=wrong, failed_repairs=unmended, recurs_seconds=60.0, restart_seconds=10,
+    )  # fmt: skip
+    outcomes = simulate_runs(replace(setup, horizon_seconds=60 * DAY), 30, 5)
+    counts = np.array([sum(one.failures.values()) for one in outcomes], dtype=float)
+    agrees(counts, 60 * DAY * rate / ((1 - wrong) * (1 - unmended)), sharp=0.015)
+
+
+@pytest.mark.parametrize(("spares", "others", "law"), [(12, 1, "exponential"), (8, 3, "exponential"), (8, 3, "fixed")])
+def test_spares_that_several_jobs_share(spares, others, law):
+    """Equal jobs: a birth-death chain of nodes in repair, in which a job that waits loses no more nodes."""
+    rate, repair = 3 / DAY, 2 * DAY
+    setup = setup_of(
+        600, (tier(0),), (dies(rate, component="node", lost_nodes=1),), days=10_000, repair_seconds=repair,
+        repair_law=law, spares=spares, spares_shared_with=(2048,) * others,
+    )  # fmt: skip
+    long, short = (
+        np.array([one.lost_seconds["waiting"] for one in simulate_runs(replace(setup, horizon_seconds=d * DAY), 16, 9)])
+        for d in (230, 30)
+    )
+    exact = waiting_jobs(spares, 1 + others, (1 + others) * rate, repair) / (1 + others)
+    agrees(1 - (long - short) / (200 * DAY), 1 - exact, sharp=0.02)
+    assert exact > 0.02
+    assert waiting_jobs(20, 1, 15.5 / DAY, DAY) == pytest.approx(1 - not_waiting_share(20, 15.5 / DAY, DAY))
+
+
 def test_lemons_that_are_retired_fail_once():
     """2,048 nodes, 400 expected failures in 54 days, 5 % of them at ten times the rate: 344 by an independent count."""
     setup = setup_of(
@@ -184,6 +217,9 @@ CASES = {
     "24 spares": {"spares": 24, "repair_seconds": 2 * DAY},
     "in-job restart": {"in_job_restart_seconds": 60.0, "standbys": 8, "spares": 40, "repair_seconds": DAY},
     "live replicas": {"elastic": Elastic(reconfigure_seconds=180.0, keeps_state=True)},
+    "wrong diagnoses": {"wrong_diagnoses": 0.2, "failed_repairs": 0.2, "recurs_seconds": 300.0, "spares": 40,
+                        "repair_seconds": DAY},
+    "shared spares": {"spares": 24, "repair_seconds": 2 * DAY, "spares_shared_with": (1024,)},
     "elastic, few spares": {"elastic": Elastic(reconfigure_seconds=300.0), "spares": 12, "repair_seconds": 2 * DAY},
 }  # fmt: skip
 

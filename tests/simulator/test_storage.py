@@ -7,15 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scenarios.operations import Checkpointing, DataReading, OtherJob
+from simulator.shared_storage import Sharer, play_storage, shared_rates
 from simulator.storage import (
-    Sharer,
     bandwidth_estimates,
     choose_storage,
     contended_seconds,
     data_path,
-    play_storage,
     restore_storm_seconds,
-    shared_rates,
     storage_seconds,
 )
 from topologies.catalog import load_cluster

@@ -1,0 +1,102 @@
+"""What whole runs say: an ensemble, one run over time, goodput against the interval, the plan confirmed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from simulator.ensemble import Backend, ensemble_json, spread
+from simulator.run import simulate_run
+from simulator.whole_runs import WholeRun, known, play, whole_run
+
+INTERVAL_FACTORS = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)
+"""Intervals that a curve shows, in those of the policy."""
+LEAST_CURVE_RUNS = 12
+CONFIRMING_RUNS = 24
+"""Their mean is known to about 0.4 points where rates are known to 30 %."""
+
+
+def answer(
+    run: WholeRun,
+    runs: int,
+    seed: int,
+    jobs: int = 1,
+    *,
+    backend: Backend = "processes",
+    tell: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Play an ensemble and return it as plain data, see ``ensemble_json``."""
+    return ensemble_json(play(run, runs, seed, jobs, backend=backend, tell=tell), seed, known(run))
+
+
+def confirmation(run: WholeRun, runs: int = CONFIRMING_RUNS, seed: int = 0) -> dict[str, Any]:
+    """Play a planned run and say whether its mean goodput agrees with the closed form that chose it.
+
+    ``agrees``: within one goodput point, the confidence interval of the mean allowed for; ``because`` says what the
+    closed form leaves out where it does not.
+    """
+    content = answer(run, runs, seed)
+    analytic = content["analytic"]
+    return {
+        "runs": runs,
+        "seed": seed,
+        "goodput": content["goodput"]["mean"],
+        "ci95": content["goodput"]["ci95"],
+        "analytic": analytic["goodput"],
+        "difference_points": analytic["difference_points"],
+        "agrees": analytic["agrees"],
+        "because": [] if analytic["agrees"] else analytic["leaves_out"],
+    }
+
+
+def interval_curve(run: WholeRun, runs: int, seed: int, jobs: int = 1) -> list[dict[str, Any]]:
+    """Closed form and simulated goodput at intervals around that of the policy, on the same failures.
+
+    Returns:
+        a row an interval, with the keys of a row of ``headway sweep``; none where each step is saved.
+    """
+    policy, rows = run.policy, []
+    if policy.mode == "every-step":
+        return []
+    most = max(1, run.setup.num_steps // 4)
+    steps = sorted({min(most, max(1, round(factor * policy.interval_steps))) for factor in INTERVAL_FACTORS})
+    for interval_steps in steps:
+        other = whole_run(
+            run.scenario,
+            run.layout,
+            run.setup.step_seconds,
+            step=run.step,
+            mode=policy.mode,
+            interval_steps=interval_steps,
+        )
+        outcomes = play(other, max(LEAST_CURVE_RUNS, runs), seed, jobs)
+        rows.append(
+            {
+                "checkpoint_interval_seconds": other.policy.interval_seconds,
+                "goodput": other.setup.expected_goodput(),
+                "simulated_goodput": spread([outcome.goodput for outcome in outcomes]),
+            }
+        )
+    return rows
+
+
+def timeline(run: WholeRun, seed: int, number: int = 0) -> dict[str, Any]:
+    """What one of the runs did when: ``spans`` of start, end, what was done and tokens per second."""
+    played = simulate_run(run.setup, seed, number, record=True)
+    tokens = run.setup.interval_steps * run.setup.tokens_per_step
+    spans = [
+        [
+            span.start_seconds,
+            span.end_seconds,
+            span.doing,
+            span.work * tokens / (span.end_seconds - span.start_seconds),
+        ]
+        for span in played.spans
+    ]
+    return {
+        "run": number,
+        "goodput": played.goodput,
+        "wall_seconds": played.wall_seconds,
+        "tokens": played.tokens,
+        "spans": spans,
+    }
