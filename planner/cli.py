@@ -12,35 +12,42 @@ import click
 
 from topologies.console import command, console, json_option, print_json, say
 
-COMMANDS = {
-    "calibrate": (
-        "runtime.calibration.commands:calibrate",
-        "Measure this machine, or learn from logs.",
-    ),
-    "collective": ("simulator.commands:collective", "Predict one collective on a cluster."),
-    "compare": ("reports.commands:compare", "Compare a plan's promise with a measurement."),
-    "data": ("runtime.commands:data", "Make token files for training from text."),
-    "demo": ("planner.cli:demo", "The whole story on this machine: calibrate, plan, simulate, run, compare, report."),
-    "diff": ("planner.commands:diff", "Show where two plans differ (exit 1 if they do)."),
-    "doctor": ("planner.cli:doctor", "Check this installation."),
-    "emit": ("runtime.emit.commands:emit", "Write a plan as a scheduler's job or a trainer's settings."),
-    "explain": ("planner.commands:explain", "Say why a plan is what it is."),
-    "health": ("runtime.health.commands:health", "Examine this machine before a job."),
-    "merge": ("simulator.commands:merge", "Put parts of an ensemble of runs together."),
-    "model": ("scenarios.commands:model", "List and show models; read a Hugging Face config.json."),
-    "picture": ("reports.commands:picture", "Draw whole runs: a timeline, or goodput against the interval."),
-    "plan": ("planner.commands:plan", "Choose the layout for a scenario."),
-    "report": ("reports.commands:report", "Write an HTML report of a plan and its measurements."),
-    "rules": ("planner.commands:rules", "Try rules of thumb against headway's choice."),
-    "run": ("runtime.commands:run", "Run a plan as a real torch.distributed job."),
-    "scenario": ("scenarios.commands:scenario", "List, show and check scenarios."),
-    "schema": ("scenarios.commands:schema", "Print the JSON Schema of a document."),
-    "simulate": ("simulator.commands:simulate", "Predict a step or a whole run of a plan or scenario."),
-    "sweep": ("planner.commands:sweep", "Answer every combination of some values of a scenario."),
-    "topology": ("topologies.commands:topology", "List, show and check hardware and clusters."),
-    "validate": ("reports.commands:validate", "Predict published, measured runs and say how far off that is."),
+SECTIONS = {
+    "The main flow": {
+        "plan": ("planner.commands:plan", "Choose the layout for a scenario."),
+        "explain": ("planner.commands:explain", "Say why a plan is what it is."),
+        "simulate": ("simulator.commands:simulate", "Predict a step or a whole run of a plan or scenario."),
+        "run": ("runtime.commands:run", "Run a plan as a real torch.distributed job."),
+        "compare": ("reports.commands:compare", "Compare a plan's promise with a measurement."),
+        "report": ("reports.commands:report", "Write an HTML report of a plan and its measurements."),
+        "demo": (
+            "planner.cli:demo",
+            "The whole story on this machine: calibrate, plan, simulate, run, compare, report.",
+        ),
+    },
+    "What is asked and what is there": {
+        "model": ("scenarios.commands:model", "List and show models; read a Hugging Face config.json."),
+        "scenario": ("scenarios.commands:scenario", "List, show and check scenarios."),
+        "topology": ("topologies.commands:topology", "List, show and check hardware and clusters."),
+        "schema": ("scenarios.commands:schema", "Print the JSON Schema of a document."),
+        "calibrate": ("runtime.calibration.commands:calibrate", "Measure this machine, or learn from logs."),
+        "health": ("runtime.health.commands:health", "Examine this machine before a job."),
+        "doctor": ("planner.cli:doctor", "Check this installation."),
+        "data": ("runtime.commands:data", "Make token files for training from text."),
+    },
+    "More answers": {
+        "diff": ("planner.commands:diff", "Show where two plans differ (exit 1 if they do)."),
+        "sweep": ("planner.commands:sweep", "Answer every combination of some values of a scenario."),
+        "rules": ("planner.commands:rules", "Try rules of thumb against headway's choice."),
+        "collective": ("simulator.commands:collective", "Predict one collective on a cluster."),
+        "merge": ("simulator.commands:merge", "Put parts of an ensemble of runs together."),
+        "picture": ("reports.commands:picture", "Draw whole runs: a timeline, or goodput against the interval."),
+        "validate": ("reports.commands:validate", "Predict published, measured runs and say how far off that is."),
+        "emit": ("runtime.emit.commands:emit", "Write a plan as a scheduler's job or a trainer's settings."),
+    },
 }
 """Where each command lives. A string, so that ``headway --help`` imports neither numpy nor torch."""
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 
 class LazyGroup(click.Group):
@@ -59,9 +66,10 @@ class LazyGroup(click.Group):
         return found
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help_text) for name, (_, help_text) in sorted(COMMANDS.items())])
+        """Write the commands by section without importing them."""
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, help_text) for name, (_, help_text) in commands.items()])
 
 
 ABOUT = """Plan, simulate and run LLM training on clusters, and compare the promise with the measurement.
