@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,6 +31,8 @@ OBJECTIVES = ("time", "cost", "goodput", "energy")
 @click.option("--objective", type=click.Choice(OBJECTIVES), help="What to minimise; default: as the scenario says.")
 @click.option("--deadline", metavar="TIME", help="The run must end in this time: '30 d'.")
 @click.option("--exclude-nodes", metavar="NODES", help="Broken or reserved nodes: '3, 17-20', or names of the cluster.")
+@click.option("--calibrate", is_flag=True, help="Measure this machine, run the best few layouts, keep the fastest.")
+@click.option("--calibrate-dir", default="out/calibrated-plan", show_default=True, help="With --calibrate: its files.")
 @json_option
 def plan(
     scenario: str,
@@ -40,14 +43,27 @@ def plan(
     objective: str | None,
     deadline: str | None,
     exclude_nodes: str | None,
+    calibrate: bool,
+    calibrate_dir: str,
     as_json: bool,
 ) -> None:
-    """Choose the layout for SCENARIO, the name of a shipped scenario or a path."""
+    r"""Choose the layout for SCENARIO, the name of a shipped scenario or a path.
+
+    \b
+    headway plan llama3-405b-16k-h100 --top 5 -o plan.json
+    headway plan laptop --calibrate -o plan.json      the fastest by measurement, on this machine
+    """
     from planner.pins import parse_pins
     from planner.planning import plan as make_plan
     from planner.planning import scenario_pins
     from scenarios.scenario import load_scenario
 
+    if calibrate:
+        pinned = [word for pin in pins for word in ("--pin", pin)]
+        changed = [word for change in overrides for word in ("--set", change)]
+        wished = ["--objective", objective] if objective else []
+        _right_size(scenario, Path(calibrate_dir), [*pinned, *changed, *wished], output, as_json)
+        return
     inputs: list[InputFile] = []
     changes = [*overrides, *([f"objective={objective}"] if objective else [])]
     changes += [f"job.deadline={json.dumps(deadline)}"] if deadline else []
@@ -66,6 +82,29 @@ def plan(
         _show(made)
     else:
         say(_answer(made))
+
+
+def _right_size(scenario: str, folder: Path, settings: list[str], output: str | None, as_json: bool) -> None:
+    from planner.cli import headway
+    from planner.rightsizing import right_size
+
+    def run(words: list[str]) -> int:
+        say(f"\n$ headway {' '.join(words)}")
+        return int(headway.main(words, prog_name="headway", standalone_mode=False) or 0)
+
+    trials = right_size(run, scenario, folder, settings=settings)
+    best = trials[0]
+    if output is not None:
+        write_output(output, best.plan.read_bytes())
+    if as_json:
+        print_json([{**asdict(one), "plan": str(one.plan), "error": one.error} for one in trials])
+        return
+    table = Table("layout", "predicted", "measured", "error", "plan", title="Run on this machine, the fastest first")
+    for one in trials:
+        measured = f"{one.measured_seconds:.3f} s" + (" (contended)" if one.contended else "")
+        table.add_row(one.layout, f"{one.predicted_seconds:.3f} s", measured, f"{one.error:+.1%}", str(one.plan))
+    console().print(table)
+    say(f"the fastest is {best.plan}; what the runs taught is in {folder / 'machine.yaml'}")
 
 
 @command("sweep")

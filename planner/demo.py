@@ -45,16 +45,16 @@ def tell_the_story(headway: Headway, out: Path, scenario: str, steps: int) -> li
     machine, plan, rival = (out / name for name in ("machine.yaml", "plan.json", "rival-plan.json"))
     measurement, rival_measurement = out / "measurement.json", out / "rival-measurement.json"
 
-    _do(headway, "calibrate", "-o", str(machine), "--ranks", ",".join(map(str, group_sizes())))
+    do(headway, "calibrate", "-o", str(machine), "--ranks", ",".join(map(str, group_sizes())))
     on_this_machine = [scenario, "--set", f"cluster={machine.resolve()}", "--pin", "cp=1", "--top", "10"]
-    _do(headway, "plan", *on_this_machine, "-o", str(plan))
-    _do(headway, "simulate", str(plan), "--step", "--trace", str(out / "trace.json.gz"))
-    _do(headway, "run", str(plan), "--steps", str(steps), "-o", str(measurement))
-    _do(headway, "plan", *on_this_machine, *rival_pins(_read(plan)), "-o", str(rival))
-    _do(headway, "run", str(rival), "--steps", str(steps), "-o", str(rival_measurement))
-    _do(headway, "compare", str(plan), str(measurement))
+    do(headway, "plan", *on_this_machine, "-o", str(plan))
+    do(headway, "simulate", str(plan), "--step", "--trace", str(out / "trace.json.gz"))
+    do(headway, "run", str(plan), "--steps", str(steps), "-o", str(measurement))
+    do(headway, "plan", *on_this_machine, *rival_pins(contents(plan)), "-o", str(rival))
+    do(headway, "run", str(rival), "--steps", str(steps), "-o", str(rival_measurement))
+    do(headway, "compare", str(plan), str(measurement))
     both = [str(plan), str(measurement), "--rival", str(rival), str(rival_measurement)]
-    _do(headway, "report", *both, "-o", str(out / "report.html"))
+    do(headway, "report", *both, "-o", str(out / "report.html"))
     return [_result(plan, measurement), _result(rival, rival_measurement)]
 
 
@@ -88,23 +88,34 @@ def rival_pins(plan: dict[str, Any]) -> list[str]:
     for alternative in plan["alternatives"]:
         layout = alternative["layout"]
         if any(layout[axis] != chosen[axis] for axis in ("tp", "pp", "dp")):
-            return [word for key in PINNED for word in ("--pin", f"{key}={json.dumps(layout[key]).strip(chr(34))}")]
+            return layout_pins(layout)
     raise RunFailed("the plan names no rival that spreads the job differently; plan with a larger --top")
 
 
-def _do(headway: Headway, *words: str) -> None:
+def layout_pins(layout: dict[str, Any]) -> list[str]:
+    """Words that pin a layout of a plan file."""
+    return [word for key in PINNED for word in ("--pin", f"{key}={json.dumps(layout[key]).strip(chr(34))}")]
+
+
+def do(headway: Headway, *words: str) -> None:
+    """Run a command line.
+
+    Raises:
+        RunFailed: it did not end well.
+    """
     code = headway(list(words))
     if code != 0:
-        raise RunFailed(f"'headway {' '.join(words)}' ended with exit code {code}; the demo stops here")
+        raise RunFailed(f"'headway {' '.join(words)}' ended with exit code {code}; nothing more is done")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def contents(path: Path) -> dict[str, Any]:
+    """Read a JSON file of headway's own making."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
 
 def _result(plan_file: Path, measurement_file: Path) -> Result:
-    plan, measured = _read(plan_file), _read(measurement_file)
+    plan, measured = contents(plan_file), contents(measurement_file)
     layout = plan["layout"]
     degrees = " ".join(f"{axis.upper()}{layout[axis]}" for axis in ("tp", "pp", "dp") if layout[axis] > 1)
     words = [degrees or "DP1", layout["optimizer_sharding"], *([layout["schedule"]] if layout["pp"] > 1 else [])]

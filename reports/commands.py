@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -13,17 +14,20 @@ from reports.comparison import FLOP_CONVENTION, Comparison
 from reports.comparison import compare as compare_with
 from reports.comparison_tables import comparison_rows, goodput_rows, goodput_words, phase_rows
 from reports.dry_run import read_dry_run
+from reports.learning import update_profile
 from reports.log_comparison import compare_file
 from reports.tables import percent, seconds
 from simulator.outcome import read_measurement
 from simulator.parameters import Parameters
 from simulator.published import compact_text, read_runs
 from simulator.published_cases import cases
+from simulator.residuals import Lesson
 from simulator.validation import Validation
 from simulator.validation import validate as validate_runs
 from topologies.console import command, console, json_option, print_json, say, write_output
 from topologies.document import load as load_parameters
 from topologies.errors import InputError, MissingExtra
+from topologies.units import format_quantity
 
 force_option = click.option("--force", is_flag=True, help="Accept a measurement of another plan.")
 
@@ -31,9 +35,10 @@ force_option = click.option("--force", is_flag=True, help="Accept a measurement 
 @command()
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
 @click.argument("measurement_file", metavar="MEASUREMENT|LOG", type=click.Path(path_type=Path))
+@click.option("--update", metavar="PROFILE", help="File the residual in this profile, which predictions then use.")
 @force_option
 @json_option
-def compare(plan_file: Path, measurement_file: Path, force: bool, as_json: bool) -> None:
+def compare(plan_file: Path, measurement_file: Path, update: str | None, force: bool, as_json: bool) -> None:
     r"""Compare what a plan promised with what a real job showed.
 
     The job may be headway's own, or that of another trainer: logs of Megatron, torchtitan, NeMo, Composer, DeepSpeed,
@@ -43,12 +48,26 @@ def compare(plan_file: Path, measurement_file: Path, force: bool, as_json: bool)
     headway run plan.json -o measurement.json
     headway compare plan.json measurement.json
     headway compare plan.json megatron.log
+    headway compare plan.json measurement.json --update machine.yaml
     """
-    comparison = compare_file(read_plan(plan_file), measurement_file, force=force)
+    plan = read_plan(plan_file)
+    comparison = compare_file(plan, measurement_file, force=force)
+    lesson = None if update is None else update_profile(Path(update), plan, comparison)
     if as_json:
-        print_json(comparison.as_json())
-    else:
-        _show(comparison)
+        print_json(comparison.as_json() | ({"lesson": asdict(lesson)} if lesson else {}))
+        return
+    _show(comparison)
+    if lesson is not None:
+        _tell_lesson(str(update), lesson)
+
+
+def _tell_lesson(profile: str, lesson: Lesson) -> None:
+    before, after = (format_quantity(value, "seconds") for value in (lesson.before_seconds, lesson.after_seconds))
+    if lesson.note:
+        say(f"{profile}: {lesson.cost} stays {after}: {lesson.note}")
+        return
+    spread = "" if lesson.spread_seconds is None else f", spread {format_quantity(lesson.spread_seconds, 'seconds')}"
+    say(f"{profile}: {lesson.cost} {before} -> {after} ({lesson.runs} run{'s' if lesson.runs > 1 else ''}{spread})")
 
 
 def _show(comparison: Comparison) -> None:

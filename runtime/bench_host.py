@@ -36,7 +36,8 @@ def step_seconds(model: ModelSpec, microbatches: int, seq_length: int = 8, **deg
     layout = Layout.model_validate(degrees)
     slots = layout.pp * layout.vpp
     per_stage = model.num_layers // slots
-    layout = layout.model_copy(update={"stages": tuple(Stage(layers=per_stage) for _ in range(slots))})
+    stage = Stage(layers=per_stage, recompute_layers=per_stage if layout.recompute == "full" else 0)
+    layout = layout.model_copy(update={"stages": (stage,) * slots})
     job = Job(model=model, seq_length=seq_length, global_batch_size=microbatches * layout.dp, precision="fp32")
     replica = build_replica(TrainRequest(job=job, layout=layout), torch.device("cpu"))
     if replica is None:
@@ -69,7 +70,8 @@ def host_seconds() -> dict[str, float]:
 
     Returns:
         Seconds of one layer and micro-batch: plain (``layer``), tensor parallel (``tp_layer``, with sequence
-        parallelism ``tp_sequence_layer``), under FSDP2 (``dp_layer``); the same with work to do (``wide_*``) beside the
+        parallelism ``tp_sequence_layer``), under FSDP2 (``dp_layer``), with full recompute (``recompute_layer``,
+        ``tp_recompute_layer``); the same with work to do (``wide_*``) beside the
         same work without a wrapper (``plain_*``). Seconds of a ``microbatch`` without layers, of a micro-batch on a
         pipeline stage of one layer (``pp_microbatch``), and of a ``step`` without micro-batches.
     """
@@ -83,6 +85,8 @@ def host_seconds() -> dict[str, float]:
         "tp_layer": layer_seconds(tp=2),
         "tp_sequence_layer": layer_seconds(tp=2, sequence_parallel=True),
         "dp_layer": layer_seconds(**sharded),
+        "recompute_layer": layer_seconds(recompute="full"),
+        "tp_recompute_layer": layer_seconds(tp=2, recompute="full"),
         "wide_dp_layer": layer_seconds(WIDE, **sharded),
         "plain_dp_layer": layer_seconds(WIDE),
         "wide_tp_layer": layer_seconds(WIDE, **split, tp=2),

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from runtime.cluster_file import to_yaml
 from runtime.environment import CONTENDED_SHARE, usable_cores, versions
 from runtime.launch import launch
 from runtime.request import CalibrateRequest
 from runtime.small_models import WIDE, WIDE_TOKENS, small_model
 from simulator.links import measured_seconds
 from topologies.cluster import AttentionPoint, Cluster, CollectiveKind, CollectivePoint, GemmPoint, Measured, Pool
+from topologies.cluster_file import to_yaml
 from topologies.document import LoadContext, load, resolve, write_atomically
 from topologies.errors import InputError
 from topologies.hardware import CATALOG, ScaleUp
 
-REVISION = "4"
+REVISION = "5"
 """Of what is measured and how; a profile of another revision is measured anew."""
 TIMEOUT_SECONDS = 240.0
 MEMORY_SHARE = 0.8
@@ -163,9 +163,10 @@ def fixed_costs(host: dict[str, float], collectives: tuple[CollectivePoint, ...]
 
     Returns:
         Seconds per layer and micro-batch (``layer``, and on top of it ``tp_layer``, ``tp_sequence_layer`` and
-        ``dp_layer``), per micro-batch of a stage (``pp_microbatch``), per ``step``; and of the copies and waits around
-        collectives: more for a tensor parallel layer with activations of 1 MiB (``tp_mebibyte``), and for 1 GB of fp32
-        weights under FSDP2 (``dp_gigabyte``).
+        ``dp_layer``; what full recompute adds, ``recompute_layer`` and ``tp_recompute_layer``), per micro-batch of a
+        stage (``pp_microbatch``), per ``step``; and of the copies and waits around collectives: more for a tensor
+        parallel layer with activations of 1 MiB (``tp_mebibyte``), and for 1 GB of fp32 weights under FSDP2
+        (``dp_gigabyte``).
     """
 
     def traffic(size: float, times: dict[CollectiveKind, int]) -> float:
@@ -182,11 +183,15 @@ def fixed_costs(host: dict[str, float], collectives: tuple[CollectivePoint, ...]
     activations = 4.0 * WIDE_TOKENS * WIDE
     dp_wide = host["wide_dp_layer"] - host["plain_dp_layer"] - traffic(weights, sharded) - wrapped
     tp_wide = host["wide_tp_layer"] - host["plain_tp_layer"] - traffic(activations, reduced) - split
+    again = max(0.0, host["recompute_layer"] - layer)
+    forward: dict[CollectiveKind, int] = {"all_reduce": 2}
     stage = layer + host["microbatch"] + traffic(small, {"send_recv": 2})
     return {
         "layer": layer,
         "tp_layer": split,
         "tp_sequence_layer": max(0.0, host["tp_sequence_layer"] - layer - traffic(small, gathered)),
+        "recompute_layer": again,
+        "tp_recompute_layer": max(0.0, host["tp_recompute_layer"] - host["tp_layer"] - again - traffic(small, forward)),
         "tp_mebibyte": max(0.0, tp_wide) / (activations / 2**20),
         "dp_layer": wrapped,
         "dp_gigabyte": max(0.0, dp_wide) / (weights / 1e9),

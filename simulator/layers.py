@@ -344,8 +344,11 @@ def _host_seconds(
         split = rates.fixed_seconds("tp_layer")
         sequence = rates.fixed_seconds("tp_sequence_layer") or split
         time = rates.fixed_seconds("layer") + np.zeros(len(gpu))
+        time = time + full * rates.fixed_seconds("recompute_layer")
         copies = rates.fixed_seconds("tp_mebibyte") * np.minimum(activation_bytes / 2.0**20, 1.0)
-        time = time + np.where(share.ranks.tp > 1, np.where(share.sequence_parallel, sequence, split) + copies, 0.0)
+        split = np.where(share.sequence_parallel, sequence, split) + full * rates.fixed_seconds("tp_recompute_layer")
+        # copies lie around the collectives, of which the repeated forward has half as many as both passes
+        time = time + np.where(share.ranks.tp > 1, split + copies * (1.0 + full / 2.0), 0.0)
         return time + np.where(share.wrapped & (share.ranks.shards > 1), rates.fixed_seconds("dp_layer"), 0.0)
     host = parameters.host_layer.value * software.host_share
     host_time = np.full(len(gpu), host)

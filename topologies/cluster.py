@@ -132,6 +132,23 @@ class CollectivePoint(Document):
     time_seconds: Seconds
 
 
+class Residual(Document):
+    """What one run says about one fixed cost of the software."""
+
+    cost: str
+    """Key of ``host_seconds``."""
+    implied_seconds: Seconds
+    """The cost with which the predicted step would have been the measured one; at least 0."""
+    predicted_seconds: Seconds
+    """Of the step, before the run."""
+    measured_seconds: Seconds
+    layout: str
+    plan_sha256: str
+    date: str
+    contended: bool = False
+    """Others used the cores too: kept, not believed."""
+
+
 class Measured(Document):
     """What ``headway calibrate`` found on a machine; takes the place of fitted efficiencies where present."""
 
@@ -144,10 +161,15 @@ class Measured(Document):
     """Streaming rate of elementwise operations; 0: not measured."""
     host_seconds: dict[str, Seconds] = Field(default_factory=dict)
     """Costs of the software around the arithmetic: per layer and micro-batch (keys ``layer``, and on top of it
-    ``tp_layer``, ``tp_sequence_layer``, ``dp_layer``), per micro-batch of a pipeline stage (``pp_microbatch``), per
+    ``tp_layer``, ``tp_sequence_layer``, ``dp_layer``; what full recompute adds, ``recompute_layer``, and with tensor
+    parallelism ``tp_recompute_layer``), per micro-batch of a pipeline stage (``pp_microbatch``), per
     ``step``; and of copies and waits around collectives: more for a tensor parallel layer with activations of 1 MiB
     (``tp_mebibyte``: in proportion below, the same above), and for 1 GB of fp32 weights under FSDP
     (``dp_gigabyte``)."""
+    residuals: tuple[Residual, ...] = ()
+    """Runs that were compared with their plans since the calibration, oldest first."""
+    calibrated_seconds: dict[str, Seconds] = Field(default_factory=dict)
+    """Those of ``host_seconds`` that the residuals have moved, as they were calibrated."""
 
 
 class Cluster(FileDocument):

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from runtime.calibrate import calibrate_machine
-from runtime.cluster_file import to_yaml
 from runtime.launch import require_torch
 from runtime.run_offsets import RunOffset, offset_of_runs
 from topologies.cluster import Cluster
+from topologies.cluster_file import to_yaml
 from topologies.console import command, json_option, print_json, say, write_output
 from topologies.document import to_json
 from topologies.errors import InputError

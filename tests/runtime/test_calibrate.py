@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from runtime import calibrate as module
 from runtime.calibrate import calibrate_machine, describe, fixed_costs, measured_from
-from runtime.cluster_file import quantity, to_yaml
 from runtime.environment import usable_cores
 from topologies.cluster import Cluster
+from topologies.cluster_file import quantity, to_yaml
 from topologies.document import load
 from topologies.errors import InputError
 from topologies.hardware import Gpu
@@ -56,6 +56,8 @@ RESULT: dict[str, Any] = {
         "wide_tp_layer": 0.08,
         "plain_tp_layer": 0.04,
         "dp_layer": 4e-3,
+        "recompute_layer": 1.1e-3,
+        "tp_recompute_layer": 1.2e-2,
         "wide_dp_layer": 0.09,
         "plain_dp_layer": 0.01,
         "microbatch": 2e-4,
@@ -96,6 +98,8 @@ def test_what_the_step_model_counts_elsewhere_is_taken_off() -> None:
     assert costs["tp_layer"] == pytest.approx(8e-3 - 8e-4 - 4 * 4e-4)
     assert costs["tp_sequence_layer"] == pytest.approx(1.2e-2 - 8e-4 - 4 * (2e-4 + 3e-4))
     assert costs["dp_layer"] == pytest.approx(4e-3 - 8e-4 - 2 * 2e-4 - 3e-4)
+    assert costs["recompute_layer"] == pytest.approx(1.1e-3 - 8e-4)
+    assert costs["tp_recompute_layer"] == pytest.approx(1.2e-2 - 8e-3 - 3e-4 - 2 * 4e-4)
     assert costs["pp_microbatch"] == pytest.approx(1.5e-3 - 8e-4 - 2e-4 - 2 * 1e-4)
     share = (2**20 - 1024) / (2**26 - 1024)  # of the way between the two measured sizes
     all_reduce = 4e-4 + share * (5.5e-2 - 4e-4)

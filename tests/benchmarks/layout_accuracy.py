@@ -1,0 +1,192 @@
+"""How far predictions for this machine are from runs on it: many layouts, each predicted before it runs.
+
+    python tests/benchmarks/layout_accuracy.py predict MACHINE.yaml FOLDER   # plans of all layouts
+    python tests/benchmarks/layout_accuracy.py run FOLDER --budget 150       # as many as fit; again until all have run
+    python tests/benchmarks/layout_accuracy.py table FOLDER
+
+``headway calibrate -o MACHINE.yaml`` comes first, in the same sitting. Ranks beyond the cores are told, not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.plan import Plan, read_plan, write_plan
+from planner.planning import plan as make_plan
+from runtime.job import run_plan
+from runtime.measurement import write_measurement
+from scenarios.layout import Layout
+from scenarios.scenario import Scenario, load_scenario
+from simulator.outcome import Measurement, read_measurement
+from topologies.errors import HeadwayError
+
+STEPS = 8
+"""Two of them warm up."""
+PER_RUN_SECONDS = 30.0
+"""No run is begun with less of the budget left."""
+SP = {"sequence_parallel": True}
+DENSE: dict[str, dict[str, Any]] = {
+    **{
+        f"dp2-{sharding}-mb{size}": {"dp": 2, "optimizer_sharding": sharding, "micro_batch_size": size}
+        for sharding in ("none", "zero1", "zero2", "zero3")
+        for size in (1, 4)
+    },
+    "dp2-none-mb4-full": {"dp": 2, "optimizer_sharding": "none", "micro_batch_size": 4, "recompute": "full"},
+    "dp2-zero3-mb2-full": {"dp": 2, "optimizer_sharding": "zero3", "micro_batch_size": 2, "recompute": "full"},
+    **{f"tp2-mb{size}": {"tp": 2, "micro_batch_size": size} for size in (1, 2, 4)},
+    **{f"tp2-sp-mb{size}": {"tp": 2, "micro_batch_size": size, **SP} for size in (1, 4)},
+    "tp2-mb4-full": {"tp": 2, "micro_batch_size": 4, "recompute": "full"},
+    "tp2-sp-mb2-full": {"tp": 2, "micro_batch_size": 2, "recompute": "full", **SP},
+    **{f"pp2-1f1b-mb{size}": {"pp": 2, "micro_batch_size": size} for size in (1, 2)},
+    "pp2-gpipe-mb1": {"pp": 2, "schedule": "gpipe"},
+    "pp2-1f1b-mb1-full": {"pp": 2, "recompute": "full"},
+    "pp2-interleaved-mb1": {"pp": 2, "vpp": 2, "schedule": "interleaved"},
+}
+CROWDED: dict[str, dict[str, Any]] = {
+    "tp2-dp2-zero1-mb2": {"tp": 2, "dp": 2, "micro_batch_size": 2},
+    "pp2-dp2-zero1-mb1": {"pp": 2, "dp": 2},
+    "tp2-pp2-mb1": {"tp": 2, "pp": 2},
+    "dp4-zero3-mb2": {"dp": 4, "optimizer_sharding": "zero3", "micro_batch_size": 2},
+}
+"""Four ranks."""
+
+
+def on(machine: Path, ranks: int) -> Scenario:
+    """The laptop scenario with half its batch, on the measured machine with so many ranks."""
+    overrides = [f"cluster={machine.resolve()}", "job.global_batch_size=8"]
+    scenario = load_scenario("laptop", overrides=overrides)
+    cluster = scenario.cluster
+    crowd = ranks / cluster.num_gpus
+    if crowd <= 1:
+        return scenario
+    together = cluster.scale_up.model_copy(update={"domain_size": ranks})
+    node = cluster.node.model_copy(update={"gpus_per_node": ranks, "scale_up": together})
+    pool = cluster.pools[0].model_copy(update={"node": node})
+    crowded = cluster.model_copy(update={"pools": (pool,), "oversubscribed_cores": crowd})
+    return scenario.model_copy(update={"cluster": crowded})
+
+
+def predict(machine: Path, folder: Path) -> None:
+    """Write a plan of every layout, and the one that the planner chooses."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for layouts, ranks in ((DENSE, 2), (CROWDED, 4)):
+        scenario = on(machine, ranks)
+        for name, fields in layouts.items():
+            pins = Layout(**{"optimizer_sharding": "zero1", **fields}).model_dump(exclude={"stages", "rank_order"})
+            try:
+                write_plan(make_plan(scenario, pins=pins, top=0), folder / f"{name}.plan.json")
+            except HeadwayError as error:
+                sys.stderr.write(f"{name}: {error}\n")
+    write_plan(make_plan(on(machine, 2), pins={"cp": 1}, top=5), folder / "chosen.plan.json")
+
+
+def run(folder: Path, budget_seconds: float) -> None:
+    """Run what has not run yet, while the budget lasts; the planner's choice first."""
+    end = time.monotonic() + budget_seconds
+    for file in sorted(folder.glob("*.plan.json"), key=lambda one: (one.stem != "chosen.plan", one.name)):
+        target = folder / file.name.replace(".plan.", ".run.")
+        if target.exists():
+            continue
+        if time.monotonic() + PER_RUN_SECONDS > end:
+            return
+        try:
+            write_measurement(run_plan(read_plan(file), steps=STEPS, timeout_seconds=PER_RUN_SECONDS * 4), target)
+        except HeadwayError as error:
+            sys.stderr.write(f"{file.stem}: {error}\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One layout: predicted and measured seconds, and which of them are compared."""
+
+    name: str
+    predicted: float
+    measured: float
+    cpu_predicted: float
+    cpu_measured: float
+    foreign: float
+    ranks: int
+
+    @property
+    def contended(self) -> bool:
+        """Others took so much that only CPU time compares."""
+        return self.foreign > 0.05
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        if self.contended:
+            return self.cpu_predicted / self.cpu_measured - 1
+        return self.predicted / self.measured - 1
+
+
+def row(name: str, plan: Plan, measured: Measurement) -> Row:
+    """Put both sides together; what a rank waits for costs it no CPU time."""
+    parts, step = plan.predicted["breakdown_seconds"], float(plan.predicted["step_seconds"])
+    environment = measured.environment
+    return Row(
+        name=name,
+        predicted=step,
+        measured=measured.step_seconds["median"],
+        cpu_predicted=step - parts["pp_bubble"] - parts["pp_comm"] - parts["straggler"],
+        cpu_measured=float(environment["cpu_seconds_per_rank"]),
+        foreign=float(environment["foreign_cpu_share"] or 0.0),
+        ranks=measured.world_size,
+    )
+
+
+def table(folder: Path) -> str:
+    """All rows, the median of the errors, and how good the planner's choice was."""
+    rows = []
+    for file in sorted(folder.glob("*.run.json")):
+        plan = read_plan(folder / file.name.replace(".run.", ".plan."))
+        rows.append(row(file.name.removesuffix(".run.json"), plan, read_measurement(file)))
+    lines = ["layout                   predicted  measured    CPU   others   error"]
+    for one in sorted(rows, key=lambda one: (one.ranks, one.name)):
+        note = " (CPU time)" if one.contended else ""
+        note += f" ({one.ranks} ranks: told, not judged)" if one.ranks > 2 else ""
+        lines.append(
+            f"{one.name:24} {one.predicted:8.3f} s {one.measured:8.3f} s {one.cpu_measured:6.3f} s "
+            f"{one.foreign:5.0%} {one.error:+8.1%}{note}"
+        )
+    judged = [one for one in rows if one.ranks == 2 and one.name != "chosen"]
+    if judged:
+        errors = [abs(one.error) for one in judged]
+        lines.append(f"{len(judged)} layouts: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
+    chosen = next((one for one in rows if one.name == "chosen"), None)
+    if judged and chosen:
+        best = min(judged, key=lambda one: one.measured)
+        lines.append(
+            f"the planner's choice took {chosen.measured:.3f} s, the fastest layout {best.measured:.3f} s ({best.name})"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """One of the three commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    predicting = commands.add_parser("predict")
+    predicting.add_argument("machine", type=Path)
+    predicting.add_argument("folder", type=Path)
+    running = commands.add_parser("run")
+    running.add_argument("folder", type=Path)
+    running.add_argument("--budget", type=float, default=150.0)
+    commands.add_parser("table").add_argument("folder", type=Path)
+    asked = parser.parse_args()
+    if asked.command == "predict":
+        predict(asked.machine, asked.folder)
+    elif asked.command == "run":
+        run(asked.folder, asked.budget)
+    else:
+        sys.stdout.write(table(asked.folder) + "\n")
+
+
+if __name__ == "__main__":
+    main()
