@@ -32,6 +32,8 @@ class Blocks:
     """Over one edge of a stage's ring in a step."""
     neighbour_bytes: float
     """Between the blocks of one replica in two adjacent stages in a step."""
+    around_bytes: float = 0.0
+    """The same from the last stage back to the first, where stages hold several chunks in turn."""
 
     @property
     def count(self) -> int:
@@ -49,7 +51,9 @@ def uplink_bytes(blocks: Blocks, units: Ints) -> float:
     """
     touched = np.array([len(np.unique(row)) for row in units])
     crossings = int(np.where(touched > 1, touched, 0).sum())
-    return blocks.ring_bytes * crossings + blocks.neighbour_bytes * int((units[1:] != units[:-1]).sum())
+    apart = int((units[1:] != units[:-1]).sum())
+    around = int((units[-1] != units[0]).sum())
+    return blocks.ring_bytes * crossings + blocks.neighbour_bytes * apart + blocks.around_bytes * around
 
 
 def in_rank_order(blocks: Blocks, capacities: Ints) -> Ints:
@@ -139,8 +143,8 @@ def least_bytes(blocks: Blocks, capacities: Ints) -> float:
 
     A pattern says how many whole stages a unit holds and how many parts of others. Each part ends one edge of a ring;
     whole stages end none. A unit with n blocks of k stages keeps at most n (k - 1) / k neighbours together: weigh
-    ``w_i <= n_i`` by (k - i)/k and ``w_i <= n_(i+1)`` by i/k. Which parts meet in a unit is left open, so the program
-    bounds every arrangement and need not describe one.
+    ``w_i <= n_i`` by (k - i)/k and ``w_i <= n_(i+1)`` by i/k. What goes around is left out, and which parts meet in a
+    unit is left open, so the program bounds every arrangement and need not describe one.
     """
     patterns = _patterns(blocks, capacities)
     ring, near, whole_stage = blocks.ring_bytes, blocks.neighbour_bytes, blocks.per_stage

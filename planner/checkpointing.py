@@ -22,11 +22,13 @@ from simulator.checkpoint_policy import CheckpointPolicy, spelled_out
 from simulator.checkpoints import choose_interval, usual_storage
 from simulator.expected import manned_share, run_goodput, with_recurrences
 from simulator.failures import Source, sources
-from simulator.goodput_theory import spares_needed
+from simulator.goodput_theory import erlang_blocking, spares_needed
 from topologies.units import format_quantity
 
 SURE = 1 - 1e-5
 """More spares than suffice with this probability are not looked at."""
+RATES = 60
+"""Equally likely failure rates over which the number of spares is judged, where the faults know them roughly."""
 WORTH_A_SPARE = 5e-4
 """Where idle spares cost nothing (time, goodput) the fewest are taken that lose at most this share of the time."""
 CUSTOMARY_SECONDS = (600.0, 1200.0, 1800.0)
@@ -153,13 +155,14 @@ def _spares(asked: _Asked, slowdown: float) -> tuple[int | None, str, dict[int, 
         return faults.spares, "as the faults say", {faults.spares: asked.manned(faults.spares)}
     if away == 0:
         return None, "no failure takes a node away for a known time", {}
-    most = spares_needed(1.0, away, SURE)
+    factors = rate_factors(faults.rate_spread)
+    most = spares_needed(1.0, away * float(factors.max()), SURE)
     if scenario.spare_nodes == "inside":
         idle = scenario.cluster.num_nodes - asked.nodes
         reason = f"the {idle} nodes that the job leaves idle; {away:.3g} nodes are in repair on average"
         return idle, reason, {idle: asked.manned(idle)}
     counts = np.arange(most + 1)
-    shares = {int(count): asked.manned(int(count)) for count in counts}
+    shares = _shares(asked, away * factors, most)
     goodput = asked.goodput(slowdown, np.array(list(shares.values())))
     values = asked.value(goodput, counts)
     if scenario.objective in ("time", "goodput"):
@@ -169,7 +172,27 @@ def _spares(asked: _Asked, slowdown: float) -> tuple[int | None, str, dict[int, 
     else:
         chosen = int(np.argmin(values))
         rule = f"least {scenario.objective} with idle spares counted"
-    return chosen, f"{rule}; {away:.3g} nodes are in repair on average", shares
+    spread = f", rates known to {faults.rate_spread:.0%}" if faults.rate_spread else ""
+    return chosen, f"{rule}; {away:.3g} nodes are in repair on average{spread}", shares
+
+
+def rate_factors(spread: float) -> Floats:
+    """Equally likely factors on all failure rates: the middles of equal parts of a gamma distribution of mean 1."""
+    if spread == 0:
+        return np.ones(1)
+    from scipy.stats import gamma
+
+    middles = gamma.ppf((np.arange(RATES) + 0.5) / RATES, spread**-2, scale=spread**2)
+    return np.asarray(middles / middles.mean())
+
+
+def _shares(asked: _Asked, away: Floats, most: int) -> dict[int, float]:
+    """Share of the time with enough nodes for each number of spares, over the rates that may turn out."""
+    faults = asked.scenario.faults
+    if faults.elastic is not None:
+        return {count: asked.manned(count) for count in range(most + 1)}
+    blocked = erlang_blocking(most + 1 + faults.standbys, away)
+    return {count: 1 - float(np.mean(blocked[count + 1 + faults.standbys])) for count in range(most + 1)}
 
 
 def _neighbours(
@@ -196,6 +219,8 @@ def _neighbours(
         if point is not best:
             words = f"{point.way.label} every {format_quantity(point.steps * step, 'seconds')}"
             found.append(told(words, point.slowdown, manned, count, interval_seconds=point.steps * step))
+    if count in shares:
+        chosen = float(asked.value(asked.goodput(best.slowdown, shares[count]), count))  # over the same rates
     others = [one for one in (count // 2, count - 1, count + 1, 2 * count) if one in shares and one != count]
     return found + [told(f"{one} spares", best.slowdown, shares[one], one, spares=one) for one in dict.fromkeys(others)]
 

@@ -168,12 +168,13 @@ def _blocks(scenario: Scenario, layout: Layout, placed: Placement, per_block: in
     gathers = 2.0 * layout.num_microbatches(job) if layout.optimizer_sharding == "zero3" else 1.0
     per_stage = layout.tp * layout.cp * layout.dp // (placed.ranks_per_node * per_block)
     copies = 1 if layout.sequence_parallel else layout.tp
-    boundary = 2.0 * 2.0 * job.tokens_per_step * job.model.hidden_size * layout.vpp * copies
+    boundary = 2.0 * 2.0 * job.tokens_per_step * job.model.hidden_size * copies / per_stage
     return Blocks(
         stages=layout.pp,
         per_stage=per_stage,
         ring_bytes=job.model.num_params / layout.pp * (reduced + 2.0 * gathers) if per_stage > 1 else 0.0,
-        neighbour_bytes=boundary / per_stage if layout.pp > 1 else 0.0,
+        neighbour_bytes=boundary * layout.vpp if layout.pp > 1 else 0.0,
+        around_bytes=boundary * (layout.vpp - 1) if layout.schedule == "interleaved" else 0.0,
     )
 
 

@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from planner.pins import parse_pins
+from planner.plan import refuse_unequal
 from planner.planning import plan as make_plan
 from planner.planning import scenario_pins
 from scenarios.layout import Layout
@@ -115,6 +116,7 @@ def _answer(scenario: Scenario, pins: Sequence[str], runs: int | None, seed: int
         _check_fits(scenario, layout)
     else:
         made = make_plan(scenario, pins=fixed, top=0)
+        refuse_unequal(made, "headway sweep")
         layout, checkpoint = made.layout, made.checkpoint
     step = predict_step(scenario.cluster, scenario.job, layout)
     run = whole_run(scenario, layout, step.total_seconds, step=step, planned=checkpoint)

@@ -175,9 +175,15 @@ def rsc_goodput(rate: float, restart: float, interval: float, write: float) -> f
 
 def erlang_b(servers: int, load: float) -> float:
     """Blocking probability of ``servers`` servers under an offered load in Erlang."""
-    blocked = 1.0
-    for k in range(1, servers + 1):
-        blocked = load * blocked / (k + load * blocked)
+    return float(erlang_blocking(servers, load)[-1])
+
+
+def erlang_blocking(most: int, load: Floats | float) -> list[Floats]:
+    """Blocking probability of 0, 1, 2 ... ``most`` servers; over an array of loads, an array each."""
+    blocked = [np.ones_like(np.asarray(load, np.float64))]
+    for servers in range(1, most + 1):
+        offered = load * blocked[-1]
+        blocked.append(np.asarray(offered / (servers + offered)))
     return blocked
 
 

@@ -29,7 +29,11 @@ def some_cases() -> list[tuple[Blocks, list[int]]]:
         capacities = [dice.randint(1, 5) for _ in range(dice.randint(2, 3))]
         if sum(capacities) >= stages * per_stage and len(capacities) ** (stages * per_stage) < 20_000:
             blocks = Blocks(
-                stages=stages, per_stage=per_stage, ring_bytes=dice.choice([1.0, 5.0, 20.0]), neighbour_bytes=1.0
+                stages=stages,
+                per_stage=per_stage,
+                ring_bytes=dice.choice([1.0, 5.0, 20.0]),
+                neighbour_bytes=1.0,
+                around_bytes=dice.choice([0.0, 0.0, 0.75]),
             )
             cases.append((blocks, capacities))
     return cases
@@ -52,6 +56,12 @@ def test_uplink_bytes_by_hand() -> None:
     """Stage 0 on units 0, 0, 1 and stage 1 on 1, 1, 1: one ring of two crossings, two neighbours apart."""
     blocks = Blocks(stages=2, per_stage=3, ring_bytes=10.0, neighbour_bytes=1.0)
     assert uplink_bytes(blocks, np.array([[0, 0, 1], [1, 1, 1]])) == 2 * 10 + 2
+
+
+def test_what_goes_around_counts_where_first_and_last_stage_are_apart() -> None:
+    blocks = Blocks(stages=2, per_stage=2, ring_bytes=0.0, neighbour_bytes=1.0, around_bytes=3.0)
+    assert uplink_bytes(blocks, np.array([[0, 0], [1, 0]])) == 1 + 3
+    assert uplink_bytes(blocks, np.array([[0, 1], [0, 1]])) == 0
 
 
 def test_stages_fill_whole_units_where_there_are_spares() -> None:

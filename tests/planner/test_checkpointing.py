@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import gamma
 
 from planner.checkpointing import WORTH_A_SPARE, operation
 from planner.planning import plan
@@ -38,7 +39,7 @@ def failing(per_day: float = 8.0, **more: Any) -> Faults:
         Failure(component=name, rate_per_second=share * per_day / DAY / 64, lost_nodes=lost)
         for name, share, lost in parts
     )
-    fields = {"detection_seconds": 60.0, "restart_seconds": 300.0, "repair_seconds": 2 * DAY}
+    fields = {"detection_seconds": 60.0, "restart_seconds": 300.0, "repair_seconds": 2 * DAY, "rate_spread": 0.0}
     return Faults(name="some", failures=failures, **(fields | more))
 
 
@@ -136,6 +137,26 @@ def test_one_spare_fewer_would_make_the_job_wait(scenario: Scenario) -> None:
     none = operation(changed(scenario, faults=failing(spares=10_000)), LAYOUT, STEP)
     assert none.goodput * (1 - WORTH_A_SPARE) <= one.goodput <= none.goodput
     assert fewer.goodput < none.goodput * (1 - WORTH_A_SPARE)
+
+
+def test_rates_that_are_known_roughly_need_more_spares(scenario: Scenario) -> None:
+    """The share without waiting, averaged over a gamma distribution of the rate by quadrature."""
+    sure = operation(scenario, LAYOUT, STEP)
+    rough = operation(changed(scenario, faults=failing(rate_spread=0.3)), LAYOUT, STEP)
+    assert sure.spares is not None
+    assert rough.spares is not None
+    assert rough.spares > sure.spares + 3
+    away = sum(
+        s.rate_per_second * s.lost_nodes * (s.repair_seconds + s.detection_seconds)
+        for s in sources(scenario.faults, 64, 8)
+    )
+    factor = np.linspace(1e-3, 4, 4000)
+    density = gamma.pdf(factor, 0.3**-2, scale=0.3**2)
+    waits = [
+        float(np.sum(density * [erlang_b(spares + 1, away * one) for one in factor]) / np.sum(density))
+        for spares in (rough.spares, rough.spares - 4)
+    ]
+    assert waits[0] < 2 * WORTH_A_SPARE < waits[1] * 1.5
 
 
 def test_the_grid_never_loses_to_the_scalar_choice(scenario: Scenario) -> None:
