@@ -17,7 +17,7 @@ from planner.outlook import Outlook, promise
 from planner.partition import Effort
 from planner.placement import arranged, healthy
 from planner.plan import Plan
-from planner.pooled import has_kinds, plan_pools
+from planner.pooled import plan_pools
 from planner.pricing import price
 from planner.question import Question
 from planner.refusal import memory_refusal, pins_text, rule_refusal
@@ -66,7 +66,7 @@ def plan(
     asked, scenario = scenario, healthy(scenario)
     effort = Effort(deadline=math.inf if time_limit_seconds is None else started + time_limit_seconds)
     fixed = {**scenario_pins(scenario), **(pins or {})}
-    if has_kinds(scenario.cluster):
+    if len(scenario.cluster.kinds) > 1:
         return plan_pools(asked, fixed, top=top, inputs=inputs)
     question, found = enumerate_layouts(scenario, fixed)
     priced = price(scenario, question, found)

@@ -34,7 +34,6 @@ from scenarios.layout import Layout
 from scenarios.scenario import Scenario
 from simulator.memory import memory_use
 from simulator.outcome import MemoryUse, StepTime
-from topologies.cluster import Cluster
 from topologies.document import InputFile
 from topologies.errors import Infeasible
 from topologies.numbering import node_numbers
@@ -59,11 +58,6 @@ class Choice:
     """Pool and layout of each template in the mix."""
     step: StepTime
     memory: MemoryUse
-
-
-def has_kinds(cluster: Cluster) -> bool:
-    """Whether the pools hold different nodes."""
-    return len({pool.node.name for pool in cluster.pools}) > 1
 
 
 def plan_pools(asked: Scenario, pins: Mapping[str, Any], *, top: int = 5, inputs: Sequence[InputFile] = ()) -> Plan:

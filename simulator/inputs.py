@@ -102,6 +102,14 @@ def _from_plan(path: Path, pins: Sequence[str], overrides: Sequence[str]) -> Sub
 def _from_scenario(name: str, pins: Sequence[str], overrides: Sequence[str]) -> Subject:
     inputs: list[InputFile] = []
     scenario = load_scenario(name, overrides=[*overrides, *(f"layout.{pin}" for pin in pins)], inputs=inputs)
+    kinds = scenario.cluster.kinds
+    if len(kinds) > 1:
+        raise InputError(
+            f"the cluster holds {' and '.join(kinds)}, and one layout for all would be played as if all were the first",
+            hint="'headway plan' shares the batch between them; simulate one pool as a cluster of its own",
+            file=name,
+            key="cluster.pools",
+        )
     pinned = scenario.layout.model_dump(exclude_none=True)
     if "dp" not in pinned:
         raise InputError(

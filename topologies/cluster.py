@@ -218,6 +218,11 @@ class Cluster(FileDocument):
         return self.node.scale_up
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the different nodes; several: layouts that treat all nodes alike do not describe this cluster."""
+        return tuple(dict.fromkeys(pool.node.name for pool in self.pools))
+
+    @property
     def num_nodes(self) -> int:
         """Nodes of all pools."""
         return sum(pool.num_nodes for pool in self.pools)

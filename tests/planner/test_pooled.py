@@ -145,6 +145,8 @@ def test_the_plan_file_keeps_the_replicas_and_what_cannot_run_it_says_so(scenari
         refuse_unequal(again, "headway run")
     with pytest.raises(InputError, match="simulation plays all alike"):
         read_subject(str(tmp_path / "plan.json"))
+    with pytest.raises(InputError, match="holds DGX H100 and DGX A100, and one layout for all"):
+        read_subject("llama3-405b-h100-a100", pins=["dp=1248"])
 
 
 def test_broken_nodes_leave_their_pool(scenario: Scenario) -> None:
