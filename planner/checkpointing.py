@@ -73,11 +73,13 @@ class _Asked:
     def goodput(self, slowdown: Floats | float, manned: Floats | float) -> Floats:
         return run_goodput(self.scenario.faults, self.found, slowdown, manned, self.nodes)
 
-    def manned(self, spares: int | None) -> float:
+    def manned(self, spares: int | None, factor: float = 1.0) -> float:
+        """Share of the time with enough nodes, where all failure rates are multiplied by a factor."""
         faults = self.scenario.faults.model_copy(update={"spares": spares})
         per_node = self.scenario.cluster.node.gpus_per_node
         replica = math.ceil(self.layout.world_size / self.layout.dp / per_node)
-        return manned_share(faults, self.found, self.nodes, replica)
+        found = tuple(replace(one, rate_per_second=factor * one.rate_per_second) for one in self.found)
+        return manned_share(faults, found, self.nodes, replica)
 
     def value(self, goodput: Floats | float, spares: npt.NDArray[np.int64] | int) -> Floats:
         kept = upkeep(self.scenario, self.layout.world_size, self.nodes, spares)
@@ -162,7 +164,7 @@ def _spares(asked: _Asked, slowdown: float) -> tuple[int | None, str, dict[int, 
         reason = f"the {idle} nodes that the job leaves idle; {away:.3g} nodes are in repair on average"
         return idle, reason, {idle: asked.manned(idle)}
     counts = np.arange(most + 1)
-    shares = _shares(asked, away * factors, most)
+    shares = _shares(asked, away, factors, most)
     goodput = asked.goodput(slowdown, np.array(list(shares.values())))
     values = asked.value(goodput, counts)
     if scenario.objective in ("time", "goodput"):
@@ -186,13 +188,14 @@ def rate_factors(spread: float) -> Floats:
     return np.asarray(middles / middles.mean())
 
 
-def _shares(asked: _Asked, away: Floats, most: int) -> dict[int, float]:
+def _shares(asked: _Asked, away: float, factors: Floats, most: int) -> dict[int, float]:
     """Share of the time with enough nodes for each number of spares, over the rates that may turn out."""
     faults = asked.scenario.faults
-    if faults.elastic is not None:
-        return {count: asked.manned(count) for count in range(most + 1)}
-    blocked = erlang_blocking(most + 1 + faults.standbys, away)
-    return {count: 1 - float(np.mean(blocked[count + 1 + faults.standbys])) for count in range(most + 1)}
+    if faults.elastic is None:
+        blocked = erlang_blocking(most + 1 + faults.standbys, away * factors)
+        return {count: 1 - float(np.mean(blocked[count + 1 + faults.standbys])) for count in range(most + 1)}
+    some = factors[:: max(1, len(factors) // 6)]
+    return {count: float(np.mean([asked.manned(count, one) for one in some])) for count in range(most + 1)}
 
 
 def _neighbours(

@@ -14,7 +14,7 @@ from scipy.stats import gamma
 from planner.checkpointing import WORTH_A_SPARE, operation
 from planner.planning import plan
 from planner.policy_grid import best_point, table, ways
-from scenarios.faults import Failure, Faults
+from scenarios.faults import Elastic, Failure, Faults
 from scenarios.job import Job
 from scenarios.layout import Layout
 from scenarios.operations import Checkpointing
@@ -157,6 +157,16 @@ def test_rates_that_are_known_roughly_need_more_spares(scenario: Scenario) -> No
         for spares in (rough.spares, rough.spares - 4)
     ]
     assert waits[0] < 2 * WORTH_A_SPARE < waits[1] * 1.5
+
+
+def test_an_elastic_job_needs_fewer_spares(scenario: Scenario) -> None:
+    """It goes on with fewer replicas, so a missing node costs a share of the work and not all of it."""
+    rigid = operation(changed(scenario, faults=failing(0.5, rate_spread=0.3), objective="cost"), LAYOUT, STEP)
+    elastic = failing(0.5, rate_spread=0.3, elastic=Elastic(reconfigure_seconds=60.0))
+    supple = operation(changed(scenario, faults=elastic, objective="cost"), LAYOUT, STEP)
+    assert rigid.spares is not None
+    assert supple.spares is not None
+    assert supple.spares < rigid.spares
 
 
 def test_the_grid_never_loses_to_the_scalar_choice(scenario: Scenario) -> None:
