@@ -41,7 +41,7 @@ SECTIONS = {
         "rules": ("planner.commands:rules", "Try rules of thumb against headway's choice."),
         "collective": ("simulator.commands:collective", "Predict one collective on a cluster."),
         "merge": ("simulator.commands:merge", "Put parts of an ensemble of runs together."),
-        "picture": ("reports.commands:picture", "Draw whole runs: a timeline, or goodput against the interval."),
+        "picture": ("reports.commands:picture", "Draw whole runs, a sweep of intervals, or the links of a step."),
         "validate": ("reports.commands:validate", "Predict published, measured runs and say how far off that is."),
         "emit": ("runtime.emit.commands:emit", "Write a plan as a scheduler's job or a trainer's settings."),
     },

@@ -1,4 +1,4 @@
-"""What is legal and yet worth a word: uneven stages, padding, idle GPUs, lonely experts."""
+"""What is legal and yet worth a word: uneven stages, padding, idle GPUs, lonely experts, thin links."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from planner.placement import Placement
 from planner.question import Question
 from scenarios.layout import Layout
+from simulator.fabric_notes import fabric_notes
 
 
 def notes(question: Question, layout: Layout, placement: Placement) -> list[str]:
@@ -19,7 +20,7 @@ def notes(question: Question, layout: Layout, placement: Placement) -> list[str]
         _expert_traffic(question, layout),
         _tp_across_domains(question, layout),
     ]
-    return [sentence for sentence in told if sentence]
+    return [sentence for sentence in told if sentence] + fabric_notes(question.cluster, layout)
 
 
 def _uneven_stages(question: Question, layout: Layout) -> str | None:

@@ -244,9 +244,11 @@ def _show_validation(found: Validation) -> None:
 @click.argument("runs_file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, metavar="FILE", help="Where to write the SVG.")
 def picture(runs_file: Path, output: str) -> None:
-    r"""Draw whole runs: the timeline of 'simulate', or goodput against the interval of a sweep.
+    r"""Draw whole runs, goodput against the interval of a sweep, or the links that a step uses.
 
     \b
+    headway simulate plan.json --step --json > step.json
+    headway picture step.json -o links.svg
     headway simulate plan.json --runs 100 -o runs.json
     headway picture runs.json -o run.svg
     headway sweep SCENARIO --pin dp=8 --vary 'checkpoint.interval=[5 min,20 min]' --runs 50 -o sweep.json

@@ -20,6 +20,7 @@ from reports.charts import comparison_chart, memory_chart, step_chart
 from reports.comparison import FLOP_CONVENTION, Comparison, compare, promised
 from reports.dry_run import DryRun, traced_section
 from reports.inputs import assumptions, by_source
+from reports.link_charts import links_chart
 from reports.timeline import MOST_RANKS, Picture, timeline_chart
 from scenarios.layout import Layout
 from simulator.outcome import MEMORY_PARTS, Measurement
@@ -182,6 +183,9 @@ def _timeline(plan: Plan, picture: Picture | None) -> dict[str, Any] | None:
     promise = plan.predicted["step_seconds"]
     return {
         "chart": _drawn(timeline_chart(picture.timeline)),
+        "links": _drawn(links_chart(picture.timeline.counters, picture.timeline.step_seconds))
+        if picture.timeline.counters
+        else None,
         "played": picture.num_microbatches,
         "total": total,
         "step": tables.seconds(picture.timeline.step_seconds),

@@ -26,6 +26,7 @@ from reports.charts import (
     as_svg,
     styled,
 )
+from reports.link_charts import counters_of, links_chart
 from topologies.errors import InputError
 
 DAY = 86_400.0
@@ -50,7 +51,7 @@ LINE_DAYS = 7.0
 
 
 def picture_of(path: Path) -> str:
-    """Draw what a file of ``headway simulate --runs`` or ``headway sweep`` holds, as SVG.
+    """Draw what a file of ``headway simulate`` (a step or runs) or ``headway sweep`` holds, as SVG.
 
     Raises:
         InputError: the file is neither.
@@ -61,12 +62,18 @@ def picture_of(path: Path) -> str:
         raise InputError(f"cannot be read: {error}", hint="give a file of simulate or sweep", file=path) from None
     if isinstance(content, dict) and isinstance(content.get("timeline"), dict):
         return run_chart(content["timeline"])
+    links = content.get("links") if isinstance(content, dict) else None
+    if isinstance(links, dict) and isinstance(content.get("step_seconds"), float):
+        try:
+            return links_chart(counters_of(links["counters"]), content["step_seconds"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"has no use of links that can be drawn: {error!r}", file=path, key="links") from None
     if isinstance(content, dict) and isinstance(content.get("rows"), list):
         varied = [key for key in content.get("vary", {}) if key != "checkpoint.interval"]
         return goodput_chart(content["rows"], varied)
     raise InputError(
-        "holds neither the timeline of a run nor the rows of a sweep",
-        hint="make one with 'headway simulate --runs N -o FILE' or 'headway sweep -o FILE'",
+        "holds neither the links of a step, nor the timeline of a run, nor the rows of a sweep",
+        hint="make one with 'headway simulate --step --json', 'headway simulate --runs N -o FILE' or 'headway sweep'",
         file=path,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,7 +13,7 @@ from matplotlib.path import Path
 from planner.plan import Plan
 from reports.charts import COLOURS, FAINT, GREY, add_legend, as_svg, figure_of, name_rows, styled
 from simulator.outcome import Span, StepTimeline
-from simulator.training import play_step
+from simulator.shared_step import shared_step
 
 KINDS = {
     "forward": ("Forward", "#56B4E9"),
@@ -52,7 +52,9 @@ def play(plan: Plan) -> Picture:
     most = max(2, MOST_OPERATIONS // (2 * layout.pp**2 * layout.vpp)) * layout.pp
     played = every if every <= most else most
     fewer = job.model_copy(update={"global_batch_size": played * layout.dp * layout.micro_batch_size})
-    return Picture(timeline=play_step(plan.scenario.cluster, fewer, layout), num_microbatches=played)
+    timeline = shared_step(plan.scenario.cluster, fewer, layout).timeline
+    spans = tuple(span for span in timeline.spans if span.rank < layout.pp)  # of the replicas that most are like
+    return Picture(timeline=replace(timeline, spans=spans, rank_names=()), num_microbatches=played)
 
 
 def shown_ranks(ranks: Iterable[int]) -> list[int]:

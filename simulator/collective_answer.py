@@ -141,7 +141,7 @@ def _closed_bottleneck(kind: CollectiveKind, cluster: Cluster, gpus: int, time: 
     return "NICs"
 
 
-def traffic_warnings(cluster: Cluster, gpus: int, *, draining: bool = False) -> tuple[str, ...]:
+def traffic_warnings(cluster: Cluster, gpus: int) -> tuple[str, ...]:
     """Say what of a cluster's fabric makes traffic between ``gpus`` GPUs slower or less certain than predicted."""
     fabric, found = cluster.fabric, []
     nodes = math.ceil(gpus / cluster.node.gpus_per_node)
@@ -163,6 +163,6 @@ def traffic_warnings(cluster: Cluster, gpus: int, *, draining: bool = False) -> 
             f"connections are hashed onto equal paths with {fabric.queue_pairs} queue pairs each: collisions depend on "
             "the seed (--seed)"
         )
-    if not draining and cluster.storage_network is None and any(not store.per_node for store in cluster.storage):
+    if cluster.storage_network is None and any(not store.per_node for store in cluster.storage):
         found.append("storage traffic shares this fabric and is not in this answer")
     return tuple(found)

@@ -15,10 +15,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from scenarios.operations import CheckpointMode
-from simulator.collective_answer import CollectiveAnswer, answer_collective, traffic_warnings
+from simulator.collective_answer import CollectiveAnswer, answer_collective
 from simulator.disturbance_texts import read_faults, read_others, read_share, read_slow_gpus
 from simulator.disturbances import Disturbances, checkpoint_drain
 from simulator.ensemble import Backend, available_cores, ensemble_json
+from simulator.fabric_notes import step_warnings
 from simulator.inputs import Subject, read_subject
 from simulator.memory import memory_use
 from simulator.outcome import MemoryUse, plain
@@ -146,7 +147,7 @@ def _answer_step(subject: Subject, wish: Disturbances, trace: str | None, as_jso
             f"warning: the layout does not fit: the fullest stage needs {_gib(memory.peak_bytes)}, "
             f"a GPU holds {_gib(memory.capacity_bytes)}"
         )
-    for warning in traffic_warnings(scenario.cluster, layout.world_size, draining=wish.drain is not None):
+    for warning in step_warnings(scenario.cluster, layout, draining=wish.drain is not None):
         say(f"warning: {warning}")
     if trace is not None:
         write_output(trace, trace_bytes(found.timeline, scenario.name, compress=not trace.endswith(".json")))

@@ -9,8 +9,8 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from topologies.catalog import KINDS, find, load_cluster
-from topologies.checks import Finding, check_cluster, power_watts
+from topologies.catalog import KINDS, find
+from topologies.checks import Finding, power_watts
 from topologies.cluster import Cluster
 from topologies.console import command, console, json_option, print_json, say, write_output
 from topologies.document import FileDocument, load, shipped
@@ -20,6 +20,7 @@ from topologies.fabric import count
 from topologies.hardware import CATALOG, Gpu, Nic, Node
 from topologies.importers import Choices, import_file
 from topologies.importers.assemble import to_yaml
+from topologies.importers.checking import check_named
 from topologies.importers.facts import facts, flat
 from topologies.summary import hardware, reaches, summary
 from topologies.units import UNITS, format_quantity
@@ -75,7 +76,7 @@ def _row(name: str, document: FileDocument) -> dict[str, Any]:
 
 @command()
 @click.argument("name")
-@click.option("--svg", metavar="FILE", help="Draw the fabric of a cluster as SVG; '-' is stdout.")
+@click.option("--svg", "-o", metavar="FILE", help="Draw the fabric of a cluster as SVG; '-' is stdout.")
 @json_option
 def show(name: str, svg: str | None, as_json: bool) -> None:
     """Show a cluster, node, GPU or NIC by NAME or from a file."""
@@ -182,23 +183,26 @@ def _show_sources(document: FileDocument) -> None:
 @json_option
 @click.pass_context
 def check_command(context: click.Context, name: str, as_json: bool) -> None:
-    """Check a cluster by NAME or from a file; exit 1 where it cannot be built."""
-    cluster = load_cluster(name)
-    findings = check_cluster(cluster)
+    """Check a cluster by NAME or from a file, or what a tool printed; exit 1 where it cannot be built or used.
+
+    What 'topology import' reads can be checked as it is: links that are missing or in the wrong place, parts without a
+    way to each other, oversubscription, GPUs without a near NIC.
+    """
+    title, findings = check_named(name)
     failures = [finding for finding in findings if finding.level == "failure"]
     if as_json:
-        print_json({"name": cluster.name, "ok": not failures, "findings": [asdict(finding) for finding in findings]})
+        print_json({"name": title, "ok": not failures, "findings": [asdict(finding) for finding in findings]})
     else:
-        _tell(cluster, findings)
+        _tell(title, findings)
     if failures:
         context.exit(1)
 
 
-def _tell(cluster: Cluster, findings: list[Finding]) -> None:
+def _tell(title: str, findings: list[Finding]) -> None:
     for finding in findings:
         click.echo(f"{finding.level}: {finding.rule}: {finding.text}")
     failures = sum(finding.level == "failure" for finding in findings)
-    click.echo(f"{cluster.name}: {failures} failures, {len(findings) - failures} warnings")
+    click.echo(f"{title}: {failures} failures, {len(findings) - failures} warnings")
 
 
 @command("import")

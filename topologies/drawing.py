@@ -15,7 +15,7 @@ from topologies.fabric import FabricCounts, Wiring, count, wiring
 from topologies.units import format_quantity
 
 WIDTH, MARGIN, LABEL = 1000, 24, 150
-ROW, BOX = 130, 34
+ROW, BOX, STUB = 130, 34, 18
 MOST_DRAWN = 4
 """Equal things that are drawn side by side before a gap stands for the rest."""
 COLOURS = {"node": "#d9e8f6", "leaf": "#cfe9d4", "spine": "#fde6b3", "core": "#f6cfc5", "storage": "#e6dcf2"}
@@ -82,8 +82,8 @@ def _drawn(cluster: Cluster, wires: Wiring, counts: FabricCounts, floor: float) 
     ]
     cables = [
         _node_cables(cluster, wires),
-        f"{wires.uplinks_per_leaf} uplinks a leaf to {wires.spines_per_pod} spines a pod",
-        f"{wires.uplinks_per_spine} uplinks a spine to {wires.cores_per_group} cores a group",
+        _uplinks(wires.uplinks_per_leaf, "leaf", wires.spines_per_pod, "spine", "pod"),
+        _uplinks(wires.uplinks_per_spine, "spine", wires.cores_per_group, "core", "group"),
     ]
     parts: list[str] = []
     for level, upper in enumerate(rows[1:]):
@@ -109,6 +109,12 @@ def _node_cables(cluster: Cluster, wires: Wiring) -> str:
     rails = f"{cluster.fabric.rails} rails" if cluster.fabric.kind != "fat-tree" else "one ToR a rack"
     planes = ", two planes" if cluster.fabric.kind == "dual-plane" else ""
     return f"{cluster.node.nics_per_node} NICs a node, {rate} a cable, {rails}{planes}"
+
+
+def _uplinks(links: int, lower: str, switches: int, upper: str, part: str) -> str:
+    return (
+        f"{links} {'uplink' if links == 1 else 'uplinks'} a {lower} to {switches} {_plural(upper, switches)} a {part}"
+    )
 
 
 def _joined(lower: _Box, upper: _Box, wires: Wiring, near: int) -> bool:
@@ -152,13 +158,21 @@ def _draw(row: list[_Box | float]) -> list[str]:
 
 
 def _cables(lower: list[_Box | float], upper: list[_Box | float], wires: Wiring, near: int) -> Iterator[str]:
-    """Lines between the boxes of two rows."""
+    """Lines between the boxes of two rows; dashes lead to what is not drawn."""
     below, above = ([box for box in row if isinstance(box, _Box)] for row in (lower, upper))
-    for box in below:
-        for other in above:
-            if _joined(box, other, wires, near):
-                (x, y), (u, v) = box.top, other.bottom
-                yield f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{u:.1f}" y2="{v:.1f}" stroke="#999" stroke-width="0.8"/>'
+    joined = [(box, other) for box in below for other in above if _joined(box, other, wires, near)]
+    for box, other in joined:
+        yield _line(box.top, other.bottom)
+    for box in above:
+        if box.number not in {other.number for _, other in joined}:
+            x, y = box.bottom
+            for aside in (-STUB, 0, STUB):
+                yield _line((x, y), (x + aside, y + STUB), ' stroke-dasharray="3 3"')
+
+
+def _line(start: tuple[float, float], end: tuple[float, float], style: str = "") -> str:
+    (x, y), (u, v) = start, end
+    return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{u:.1f}" y2="{v:.1f}" stroke="#999" stroke-width="0.8"{style}/>'
 
 
 def _storage(cluster: Cluster, y: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import networkx as nx
 
 from topologies.errors import InputError
+from topologies.importers.cabling import crossed_rails, missing_adapters, missing_links
 from topologies.importers.text import numbered_lines
 from topologies.importers.tree import level_name
 
@@ -244,6 +245,10 @@ def _warnings(fabric: IbFabric) -> list[str]:
     if len(rates) > 1:
         shown = ", ".join("unknown" if rate is None else f"{rate * 8e-9:g} Gbit/s" for rate in sorted(rates, key=str))
         warnings.append(f"links of different rates: {shown}")
+    ports = [(adapter.host, adapter.device, adapter.switch) for adapter in fabric.adapters]
+    warnings += missing_links(fabric.graph, fabric.levels, fabric.switches)
+    warnings += missing_adapters(ports)
+    warnings += crossed_rails(ports, fabric.switches)
     counts = sorted({len(adapters) for adapters in fabric.hosts.values()})
     if len(counts) > 1:
         warnings.append(f"hosts have {counts[0]} to {counts[-1]} ports: some links may be down")
