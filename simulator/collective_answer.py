@@ -65,6 +65,7 @@ def answer_collective(
         Infeasible: the cluster has fewer GPUs.
         InputError: links cannot be numbered, or two ranks have no way to each other.
     """
+    _refuse_parts(cluster, gpus)
     closed = collective_seconds(kind, cluster, gpus, size_bytes)
     warnings = traffic_warnings(cluster, gpus)
     if not (flows or faults or others):
@@ -90,6 +91,24 @@ def answer_collective(
         closed_form=closed,
         beside_seconds=_beside(network, kind, gpus, size_bytes, algorithm, others, seed, played) if others else None,
     )
+
+
+def _refuse_parts(cluster: Cluster, gpus: int) -> None:
+    """Refuse GPUs that no fabric joins."""
+    fabric, nodes = cluster.fabric, math.ceil(gpus / cluster.node.gpus_per_node)
+    if gpus <= cluster.domain_size:
+        return
+    if fabric.kind == "none" or not fabric.tiers or cluster.node.nic is None:
+        raise InputError(
+            f"{gpus} GPUs of {cluster.name} stand in domains of {cluster.domain_size} with no fabric between them",
+            hint="describe one under 'fabric', with NICs in the node, or use fewer GPUs",
+        )
+    top = fabric.tiers[-1]
+    if nodes > top.nodes:
+        raise InputError(
+            f"{gpus} GPUs need {nodes} nodes, and {top.name!r}, the top level of {cluster.name}, joins {top.nodes}",
+            hint="describe a level above it, or use fewer GPUs",
+        )
 
 
 def _beside(

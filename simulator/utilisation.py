@@ -142,4 +142,6 @@ def _busiest(network: LinkMap, carried: Floats, seconds: float) -> tuple[tuple[s
     capacities = network.capacities_bytes_per_second
     share = np.divide(carried, capacities * seconds, out=np.zeros_like(carried), where=capacities > 0)
     values, first = np.unique(np.round(share, 6), return_index=True)
-    return tuple((network.name(int(first[k])), float(values[k])) for k in range(len(values))[::-1][:SHOWN_LINKS])
+    return tuple(
+        (network.name(int(first[k])), float(values[k])) for k in range(len(values))[::-1][:SHOWN_LINKS] if values[k]
+    )

@@ -90,3 +90,17 @@ def test_bad_flags_are_one_sentence(arguments, said):
     assert found.exit_code == 2
     assert said in found.stderr
     assert "Traceback" not in found.output
+
+
+@pytest.mark.parametrize(
+    "fabric", ["{kind: none}", "{kind: rail-optimized, rails: 8, tiers: [{name: leaf, nodes: 32}]}"]
+)
+def test_gpus_that_no_fabric_joins_are_refused(fabric, tmp_path):
+    path = tmp_path / "parts.yaml"
+    path.write_text(f"name: parts\nnode: dgx-h100\nnum_nodes: 64\nfabric: {fabric}\nsource: {{'*': made up}}\n")
+    asked = ["collective", "all_reduce", "--cluster", str(path), "--bytes", "1 GiB", "--gpus"]
+    for flows in ([], ["--flows"]):
+        found = run(*asked, "512", *flows)
+        assert found.exit_code == 2
+        assert "no fabric between them" in found.stderr or "joins 32" in found.stderr
+    assert run(*asked, "8").exit_code == 0
