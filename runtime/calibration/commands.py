@@ -15,12 +15,17 @@ from topologies.cluster_file import to_yaml
 from topologies.console import command, json_option, print_json, say, write_output
 from topologies.document import to_json
 from topologies.errors import InputError
+from topologies.importers import Choices
+from topologies.importers.assemble import to_yaml as mapping_to_yaml
+from topologies.importers.curves import measured_by_logs
 from topologies.units import format_quantity
 
 
 @command()
 @click.argument("more_runs", metavar="[LOG]...", nargs=-1)
 @click.option("-o", "--output", help="Write the cluster document, or the offset, to this file ('-' is stdout).")
+@click.option("--from", "logs", multiple=True, metavar="LOG...", help="Read curves from logs of nccl-tests instead.")
+@click.option("--cluster", metavar="NAME|FILE", help="With --from: the cluster on which they were measured.")
 @click.option("--runs", multiple=True, metavar="LOG...", help="Learn from measured runs instead: logs or measurements.")
 @click.option("--plan", "plans", multiple=True, metavar="PLAN", help="With --runs: of all runs, or one for each.")
 @click.option("--published", metavar="RUNS.json", help="Fit the simulator's parameters to published runs instead.")
@@ -30,6 +35,8 @@ from topologies.units import format_quantity
 def calibrate(
     more_runs: tuple[str, ...],
     output: str | None,
+    logs: tuple[str, ...],
+    cluster: str | None,
     runs: tuple[str, ...],
     plans: tuple[str, ...],
     published: str | None,
@@ -39,38 +46,63 @@ def calibrate(
 ) -> None:
     r"""Measure this machine into a cluster document: rates by shape, collectives by size, fixed costs.
 
-    With --runs it measures nothing and learns from a few runs of a plan by how much predictions for their stack are
-    off: one factor, pulled towards 1.
+    With --from it measures nothing and reads how fast collectives are from logs of nccl-tests or rccl-tests: what is
+    predicted for the cluster that it writes follows these curves. With --runs it learns from a few runs of a plan by
+    how much predictions for their stack are off: one factor, pulled towards 1.
 
     \b
     headway calibrate -o this-machine.yaml
+    headway calibrate --from all_reduce.log all_gather.log --cluster dgx-h100-superpod -o measured.yaml
     headway calibrate --runs first.log second.log --plan plan.json
     headway calibrate --published runs.json -o parameters.yaml
     """
     if published:
-        if runs or more_runs or plans:
+        if runs or more_runs or plans or logs:
             raise click.UsageError("--published fits to published runs alone; leave out --runs, --plan and logs")
         _fit_published(published, output, as_json)
         return
+    if logs:
+        if runs or plans:
+            raise click.UsageError("--from reads curves of collectives, --runs learns from training runs: give one")
+        _read_curves((*logs, *more_runs), cluster, output, as_json)
+        return
+    if cluster is not None:
+        raise click.UsageError("--cluster goes with --from")
     if runs:
         _learn(offset_of_runs(plans, (*runs, *more_runs)), output, as_json)
         return
     if more_runs or plans:
-        raise click.UsageError("logs and --plan go with --runs: headway calibrate --runs LOG... --plan PLAN")
+        raise click.UsageError("logs go with --from or --runs: headway calibrate --runs LOG... --plan PLAN")
     require_torch("headway calibrate")
     if not re.fullmatch(r"\d+(,\d+)*", ranks):
         raise InputError(f"--ranks {ranks!r} is not a list of numbers", hint="for example --ranks 2,4")
     sizes = tuple(sorted({int(word) for word in ranks.split(",")}))
     path = Path(output) if output and output != "-" else None
-    cluster, fresh = calibrate_machine(path, ranks=sizes, force=force, on_progress=lambda line: say(f"  {line}"))
+    measured, fresh = calibrate_machine(path, ranks=sizes, force=force, on_progress=lambda line: say(f"  {line}"))
     if path is not None:
         say(f"wrote {path}" if fresh else f"{path} holds for this machine and is used again (--force measures anew)")
     if output == "-":
-        write_output("-", to_yaml(cluster))
+        write_output("-", to_yaml(measured))
     elif as_json:
-        print_json(cluster.model_dump(mode="json"))
+        print_json(measured.model_dump(mode="json"))
     else:
-        _tell_calibration(cluster)
+        _tell_calibration(measured)
+
+
+def _read_curves(logs: tuple[str, ...], cluster: str | None, output: str | None, as_json: bool) -> None:
+    raw, read = measured_by_logs(logs, Choices(cluster=cluster))
+    for one in read:
+        for warning in one.warnings:
+            say(f"warning: {one.file}: {warning}")
+    if output:
+        write_output(output, mapping_to_yaml(raw))
+    points = raw["measured"]["collectives"]
+    if as_json and output != "-":
+        print_json({"cluster": cluster, "collectives": points})
+    elif output != "-":
+        for kind, ranks in dict.fromkeys((one["kind"], one["ranks"]) for one in points):
+            sizes = [one["size"] for one in points if (one["kind"], one["ranks"]) == (kind, ranks)]
+            click.echo(f"{kind} of {ranks} ranks: {len(sizes)} sizes, {sizes[0]} to {sizes[-1]}")
 
 
 def _fit_published(published: str, output: str | None, as_json: bool) -> None:
