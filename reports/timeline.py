@@ -13,6 +13,7 @@ from matplotlib.path import Path
 from planner.plan import Plan
 from reports.charts import COLOURS, FAINT, GREY, add_legend, as_svg, figure_of, name_rows, styled
 from simulator.outcome import Span, StepTimeline
+from simulator.rank_places import placed_gpus
 from simulator.shared_step import shared_step
 
 KINDS = {
@@ -52,7 +53,8 @@ def play(plan: Plan) -> Picture:
     most = max(2, MOST_OPERATIONS // (2 * layout.pp**2 * layout.vpp)) * layout.pp
     played = every if every <= most else most
     fewer = job.model_copy(update={"global_batch_size": played * layout.dp * layout.micro_batch_size})
-    timeline = shared_step(plan.scenario.cluster, fewer, layout).timeline
+    gpus = placed_gpus(layout, plan.scenario.cluster.node.gpus_per_node, plan.placement)
+    timeline = shared_step(plan.scenario.cluster, fewer, layout, gpus=gpus).timeline
     spans = tuple(span for span in timeline.spans if span.rank < layout.pp)  # of the replicas that most are like
     return Picture(timeline=replace(timeline, spans=spans, rank_names=()), num_microbatches=played)
 

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from scenarios.layout import Layout
 from simulator.disturbances import Disturbances
 from simulator.flow_traffic import collective_traffic, lockstep
-from simulator.rank_places import rank_grid
 from simulator.step_problem import StepProblem
 from simulator.step_records import Background
 from simulator.step_traffic import StepTraffic, Stream
 from topologies.errors import InputError
-from topologies.link_map import Floats, LinkMap
+from topologies.link_map import Floats, Ints, LinkMap
 from topologies.routes import Routes, per_lane, storage_routes
 
 OTHER = "other"
@@ -36,9 +34,9 @@ class Other:
 
 
 def with_others(
-    network: LinkMap, traffic: StepTraffic, layout: Layout, wish: Disturbances
+    network: LinkMap, traffic: StepTraffic, gpus: Ints, wish: Disturbances
 ) -> tuple[StepTraffic, tuple[Other, ...]]:
-    """Add the traffic of others to that of a step.
+    """Add the traffic of others to that of a step on some GPUs.
 
     Raises:
         InputError: GPUs or storage that the cluster does not have, or ranks without a way to each other.
@@ -57,7 +55,7 @@ def with_others(
         traffic, other = _added(network, traffic, name, number, flows, sizes, again=True)
         found.append(other)
     if wish.drain is not None:
-        nodes = np.unique(rank_grid(layout).ravel() // network.gpus_per_node)
+        nodes = np.unique(gpus // network.gpus_per_node)
         flows = storage_routes(network, nodes, wish.drain.store, write=True, seed=wish.seed)
         if len(flows.links):
             name = f"checkpoint to {network.cluster.storage[wish.drain.store].name}"

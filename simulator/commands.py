@@ -140,7 +140,7 @@ def simulate(
 
 def _answer_step(subject: Subject, wish: Disturbances, trace: str | None, as_json: bool) -> None:
     scenario, layout = subject.scenario, subject.layout
-    found = shared_step(scenario.cluster, scenario.job, layout, wish)
+    found = shared_step(scenario.cluster, scenario.job, layout, wish, gpus=subject.gpus())
     memory = memory_use(scenario.cluster, scenario.job, layout)
     if memory.headroom_bytes < 0:
         say(

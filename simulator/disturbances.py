@@ -75,7 +75,7 @@ def checkpoint_drain(cluster: Cluster, job: Job, layout: Layout) -> Drain:
 def work_factors(
     disturbances: Disturbances, layout: Layout, graph: OpGraph, grid: Ints, unit_of_replica: Ints
 ) -> Floats:
-    """Return by how much longer each op takes in each unit: shape (units, ops).
+    """Return by how much longer each op takes in each unit: shape (units, ops). ``grid`` has the GPU of each rank.
 
     The ranks of a tensor or context parallel group, and replicas that exchange tokens, run an op at the pace of their
     slowest: of n lognormal times the largest is drawn by its quantile ``u ** (1 / n)``.
@@ -90,7 +90,7 @@ def work_factors(
             raise InputError(f"GPU {gpu} runs at {speed:g} of its speed; give a share above 0, at most 1")
         place = np.argwhere(grid == gpu)
         if not len(place):
-            raise InputError(f"the job does not use GPU {gpu}: its GPUs are 0 to {layout.world_size - 1}")
+            raise InputError(f"the job does not use GPU {gpu}: its {grid.size} GPUs are {grid.min()} to {grid.max()}")
         rank, replica = int(place[0][0]), int(place[0][1])
         unit = int(unit_of_replica[replica])
         rank_factor[unit, rank] = max(rank_factor[unit, rank], 1.0 / speed)

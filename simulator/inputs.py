@@ -17,9 +17,11 @@ from ruamel.yaml.comments import CommentedMap
 from scenarios.job import Job
 from scenarios.layout import Layout
 from scenarios.scenario import Scenario, load_scenario
+from simulator.rank_places import placed_gpus
 from simulator.schedule import schedule_complaint
 from topologies.document import DocumentT, InputFile, apply_override, explain
 from topologies.errors import Infeasible, InputError
+from topologies.link_map import Ints
 from topologies.result_file import read_result_file
 
 PLAN_COMMAND = "headway plan SCENARIO -o plan.json"
@@ -34,6 +36,15 @@ class Subject:
     checkpoint: Mapping[str, Any] | None
     """The ``checkpoint`` of a plan; None for a scenario."""
     inputs: tuple[InputFile, ...]
+    placement: Mapping[str, Any] | None = None
+    """The ``placement`` of a plan; None for a scenario."""
+
+    def gpus(self) -> Ints | None:
+        """Return the GPU of each rank as the plan places them; None: ranks stand on GPUs in their order."""
+        try:
+            return placed_gpus(self.layout, self.scenario.cluster.node.gpus_per_node, self.placement)
+        except ValueError as error:
+            raise InputError(str(error), hint="make the plan again", key="placement.node_numbers") from None
 
 
 def read_subject(name: str, *, pins: Sequence[str] = (), overrides: Sequence[str] = ()) -> Subject:
@@ -95,6 +106,7 @@ def _from_plan(path: Path, pins: Sequence[str], overrides: Sequence[str]) -> Sub
         scenario=scenario,
         layout=_validated(Layout, raw_layout, path),
         checkpoint=content["checkpoint"] if not pins and not overrides else None,
+        placement=content.get("placement") if not pins and not overrides else None,
         inputs=(used,),
     )
 

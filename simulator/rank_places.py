@@ -1,6 +1,12 @@
-"""Which GPU every rank of a layout stands on, as tables of groups: ranks count through ``rank_order`` from GPU 0."""
+"""Which ranks of a layout talk to each other, as tables of groups, and on which GPU every rank stands.
+
+Ranks count through ``rank_order``. Where nothing else is said, rank 0 stands on GPU 0, rank 1 on GPU 1 and so on.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,7 +15,7 @@ from topologies.link_map import Ints
 
 
 def rank_grid(layout: Layout) -> Ints:
-    """Return the GPU of every rank, with shape (pp, dp, cp, tp).
+    """Return the numbers of the ranks, with shape (pp, dp, cp, tp).
 
     >>> rank_grid(Layout(tp=2, pp=2, dp=2))[0].ravel().tolist()
     [0, 1, 2, 3]
@@ -20,8 +26,39 @@ def rank_grid(layout: Layout) -> Ints:
     return np.transpose(numbers, [place[axis] for axis in ("pp", "dp", "cp", "tp")])
 
 
+def rank_gpus(layout: Layout, gpus_per_node: int, nodes: Sequence[int] = (), ranks_per_node: int | None = None) -> Ints:
+    """Return the GPU of every rank: nodes in the order given, each with a run of ranks.
+
+    >>> rank_gpus(Layout(tp=2, dp=2), 4, nodes=[3, 1], ranks_per_node=2).tolist()
+    [12, 13, 4, 5]
+
+    Raises:
+        ValueError: too few nodes.
+    """
+    ranks = np.arange(layout.world_size)
+    if not nodes:
+        return ranks
+    each = ranks_per_node or gpus_per_node
+    if len(nodes) * each < layout.world_size:
+        raise ValueError(f"{len(nodes)} nodes of {each} ranks hold fewer than {layout.world_size} ranks")
+    return np.asarray(nodes, np.int64)[ranks // each] * gpus_per_node + ranks % each
+
+
+def placed_gpus(layout: Layout, gpus_per_node: int, placement: Mapping[str, Any] | None) -> Ints | None:
+    """Return the GPU of every rank as the ``placement`` of a plan says; None: it says nothing.
+
+    Raises:
+        ValueError: too few nodes.
+    """
+    told = placement or {}
+    nodes, each = told.get("node_numbers"), told.get("ranks_per_node")
+    if not nodes or not isinstance(each, int) or not all(isinstance(one, int) and one >= 0 for one in nodes):
+        return None
+    return rank_gpus(layout, gpus_per_node, nodes, each)
+
+
 def expert_grid(layout: Layout, grid: Ints) -> Ints:
-    """Return the GPUs of every expert group: shape (pp, groups, ep, etp). Groups are runs of the ranks of a stage."""
+    """Return the ranks of every expert group: shape (pp, groups, ep, etp). Groups are runs of the ranks of a stage."""
     ordered = np.sort(grid.reshape(layout.pp, -1), axis=1)
     return ordered.reshape(layout.pp, -1, layout.ep, layout.etp)
 

@@ -31,7 +31,8 @@ from simulator.step_volumes import StepVolumes, step_volumes, without_taper
 from simulator.training import breakdown, longest_seconds, prepared_step, together
 from simulator.utilisation import Utilisation, utilisation
 from topologies.cluster import Cluster
-from topologies.link_map import Floats, LinkMap, link_map
+from topologies.errors import InputError
+from topologies.link_map import Floats, Ints, LinkMap, link_map
 from topologies.link_names import with_faults
 
 MOST_OPS = 60_000
@@ -79,15 +80,17 @@ def shared_step(
     layout: Layout,
     disturbances: Disturbances | None = None,
     *,
+    gpus: Ints | None = None,
     every_replica: bool = False,
 ) -> SharedStep:
     """Play one optimizer step on shared links.
 
     Args:
-        cluster: the machine; ranks stand on its GPUs in their order.
+        cluster: the machine.
         job: what is trained.
         layout: how.
         disturbances: what is slow, dead, or shares the links.
+        gpus: the GPU of each rank; None: ranks stand on GPUs in their order.
         every_replica: play all of them, also where they are alike: slow, the same answer.
 
     Raises:
@@ -108,7 +111,10 @@ def shared_step(
 
     volumes = step_volumes(flat, job, layout)
     network = with_faults(link_map(cluster), wish.faults)
-    problem, factors, flows, others = _problem(network, graph, layout, volumes, costs, wish, every_replica)
+    places = np.arange(layout.world_size) if gpus is None else gpus
+    if places.max() >= cluster.num_gpus:
+        raise InputError(f"a rank is to stand on GPU {places.max()}, and {cluster.name} has {cluster.num_gpus} GPUs")
+    problem, factors, flows, others = _problem(network, graph, layout, volumes, costs, wish, places, every_replica)
     ends = _ends(costs, volumes)
     traffic = _op_traffic(graph, costs, volumes)
     undisturbed = [times] * len(factors)
@@ -161,11 +167,12 @@ def _problem(
     volumes: StepVolumes,
     costs: StageCosts,
     wish: Disturbances,
+    gpus: Ints,
     every_replica: bool,
 ) -> tuple[StepProblem | None, Floats, int, tuple[Other, ...]]:
     """The streams on links, and by how much longer each op of each class of units takes."""
     if network.cluster.gpu.architecture == "cpu":  # what was measured there holds what its ranks share
-        factors = work_factors(wish, layout, graph, rank_grid(layout), np.zeros(layout.dp, np.int64))
+        factors = work_factors(wish, layout, graph, gpus[rank_grid(layout)], np.zeros(layout.dp, np.int64))
         return None, factors, 0, ()
     slow = costs.straggler_factor
     hops = {(graph.ranks[j], graph.ranks[i]) for i in range(len(graph.ops)) for j in graph.inputs[i]}
@@ -177,10 +184,11 @@ def _problem(
         p2p_seconds=slow * costs.p2p_seconds,
         p2p_bytes=costs.p2p_bytes,
         slow=slow,
+        gpus=gpus,
         seed=wish.seed,
     )
-    traffic, others = with_others(network, traffic, layout, wish)
-    factors = work_factors(wish, layout, graph, rank_grid(layout), traffic.unit_of_replica)
+    traffic, others = with_others(network, traffic, gpus, wish)
+    factors = work_factors(wish, layout, graph, gpus[rank_grid(layout)], traffic.unit_of_replica)
     colours = np.unique(factors, axis=0, return_inverse=True)[1].ravel()
     most = max(1, MOST_OPS // len(graph.ops), int(colours.max()) + 1)
     problem = step_problem(network, traffic, colours, most_classes=most, fold_alike=not every_replica)

@@ -74,21 +74,24 @@ def step_traffic(
     p2p_seconds: float,
     p2p_bytes: float,
     slow: float = 1.0,
+    gpus: Ints | None = None,
     seed: int = 0,
 ) -> StepTraffic:
     """Lay the traffic of a step on the links.
 
     Args:
         network: links of the cluster.
-        layout: ranks stand on GPUs in their order.
+        layout: what its ranks are to each other.
         volumes: how long and how much.
         hops: pairs of pipeline ranks between which activations or gradients go.
         p2p_seconds: one transfer, alone.
         p2p_bytes: of one rank.
         slow: by how much longer ops take, and with them the traffic inside them.
+        gpus: the GPU of each rank; None: ranks stand on GPUs in their order.
         seed: of the fabric's hash.
     """
     grid = rank_grid(layout)
+    places = np.arange(layout.world_size) if gpus is None else gpus
     unit = replicas_in_step(layout, grid)
     if volumes.fsdp_seconds > 0:  # each op waits for the shards of all replicas
         unit = np.zeros_like(unit)
@@ -101,10 +104,10 @@ def step_traffic(
             streams.extend(new)
 
     if p2p_seconds > 0:
-        add(*_hops(grid, unit, hops, p2p_bytes / p2p_seconds))
-    for new, edges in _inner(network, layout, grid, unit, volumes, slow):
+        add(*_hops(grid, unit, hops, p2p_bytes / p2p_seconds, places))
+    for new, edges in _inner(network, layout, grid, unit, volumes, slow, places):
         add(new, edges)
-    for new, edges in _weights(network, layout, grid, volumes, slow):
+    for new, edges in _weights(network, layout, grid, volumes, slow, places):
         add(new, edges)
     if not streams:
         return StepTraffic(
@@ -136,14 +139,16 @@ def step_traffic(
     )
 
 
-def _hops(grid: Ints, unit: Ints, hops: tuple[tuple[int, int], ...], rate: float) -> tuple[list[Stream], _Edges]:
+def _hops(
+    grid: Ints, unit: Ints, hops: tuple[tuple[int, int], ...], rate: float, places: Ints
+) -> tuple[list[Stream], _Edges]:
     units = int(unit.max()) + 1
     streams = [Stream("p2p", one, a, b) for a, b in hops for one in range(units)]
     shape = grid.shape[1:]
     owner = np.broadcast_to(unit[:, None, None], shape).ravel()
     numbers = [owner + units * place for place in range(len(hops))]
-    sources = [grid[a].ravel() for a, _ in hops]
-    targets = [grid[b].ravel() for _, b in hops]
+    sources = [places[grid[a]].ravel() for a, _ in hops]
+    targets = [places[grid[b]].ravel() for _, b in hops]
     if not hops:
         return [], _Edges(unit, unit, unit, np.zeros(0))
     source = np.concatenate(sources)
@@ -151,7 +156,7 @@ def _hops(grid: Ints, unit: Ints, hops: tuple[tuple[int, int], ...], rate: float
 
 
 def _inner(
-    network: LinkMap, layout: Layout, grid: Ints, unit: Ints, volumes: StepVolumes, slow: float
+    network: LinkMap, layout: Layout, grid: Ints, unit: Ints, volumes: StepVolumes, slow: float, places: Ints
 ) -> Iterator[tuple[list[Stream], _Edges]]:
     """Streams inside ops: one of each kind for each unit and rank."""
     units, pp = int(unit.max()) + 1, layout.pp
@@ -165,15 +170,13 @@ def _inner(
             replica[grid] = np.arange(layout.dp)[None, :, None, None]
             table = np.swapaxes(groups, 2, 3).reshape(-1, layout.ep)
             rank = np.repeat(np.arange(pp), len(table) // pp)
-            yield (
-                streams,
-                _exchange(network, table, rank * units + unit[replica[table[:, 0]]], rate, volumes.ep_reached),
-            )
+            owner = rank * units + unit[replica[table[:, 0]]]
+            yield streams, _exchange(network, places[table], owner, rate, volumes.ep_reached)
         elif kind == "tp_comm":
             owner = np.broadcast_to(rank_unit[:, :, None], (*grid.shape[:3],)).ravel()
-            yield streams, _grouped(network, "all_reduce", grid.reshape(-1, layout.tp), owner, rate)
+            yield streams, _grouped(network, "all_reduce", places[grid].reshape(-1, layout.tp), owner, rate)
         else:
-            table = np.swapaxes(grid, 2, 3)
+            table = places[np.swapaxes(grid, 2, 3)]
             owner = np.broadcast_to(rank_unit[:, :, None], (pp, layout.dp, layout.tp)).ravel()
             if layout.cp_comm == "all-to-all":
                 yield streams, _exchange(network, table.reshape(-1, layout.cp), owner, rate, 1.0)
@@ -182,7 +185,7 @@ def _inner(
 
 
 def _weights(
-    network: LinkMap, layout: Layout, grid: Ints, volumes: StepVolumes, slow: float
+    network: LinkMap, layout: Layout, grid: Ints, volumes: StepVolumes, slow: float, places: Ints
 ) -> Iterator[tuple[list[Stream], _Edges]]:
     """Streams of gradients and weights: once a step, or (FSDP) inside every op of a rank."""
     width, copies = layout.ep * layout.etp, layout.dp_replicate if layout.optimizer_sharding != "none" else 1
@@ -209,7 +212,7 @@ def _weights(
                     owner = len(streams) + np.arange(pp * groups)
                     before = len(streams) // pp
                     streams += [Stream(kind, -1, rank, before + group) for rank in range(pp) for group in range(groups)]
-                found.append(_grouped(network, collective, table.reshape(-1, members), owner, rate))
+                found.append(_grouped(network, collective, places[table].reshape(-1, members), owner, rate))
         if found:
             yield streams, _Edges(*(np.concatenate(column) for column in zip(*found, strict=True)))
 

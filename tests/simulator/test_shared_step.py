@@ -14,6 +14,7 @@ from scenarios.scenario import load_scenario
 from simulator.critical_path import by_kind
 from simulator.disturbances import Disturbances, Drain, OtherJob
 from simulator.outcome import BREAKDOWN
+from simulator.rank_places import rank_gpus
 from simulator.shared_step import shared_step
 from simulator.step import predict_step
 from simulator.traces import chrome_trace
@@ -192,6 +193,21 @@ def test_less_link_never_makes_a_step_faster(place, nic, share, lower):
     ends = [one.timeline.step_seconds for one in (wide, whole, some, less)]
     assert all(a <= b * (1 + 1e-9) for a, b in pairwise(ends))
     assert min(less.breakdown_seconds[name] for name in ("paths", "contention")) >= -1e-9
+
+
+def test_where_ranks_stand_matters_only_for_what_they_cross():
+    """Nodes in any order: the same where the fabric has full bisection, slower where rings cross a thin spine often."""
+    layout = lay(pp=2, dp=8)
+    nodes = np.random.default_rng(4).permutation(16)
+    gpus = rank_gpus(layout, 8, nodes.tolist())
+    assert sorted(gpus) == list(range(128))
+    ordered, shuffled = (shared_step(SMALL, JOB, layout, gpus=one).timeline.step_seconds for one in (None, gpus))
+    assert shuffled == pytest.approx(ordered, rel=1e-3)
+    ordered, shuffled = (shared_step(TAPERED, JOB, layout, gpus=one) for one in (None, gpus))
+    assert shuffled.timeline.step_seconds > 1.01 * ordered.timeline.step_seconds
+    slow = shared_step(SMALL, JOB, layout, Disturbances(slow_gpus={int(gpus[70]): 0.5}), gpus=gpus)
+    same = shared_step(SMALL, JOB, layout, Disturbances(slow_gpus={70: 0.5}))
+    assert slow.breakdown_seconds["straggler"] == pytest.approx(same.breakdown_seconds["straggler"], rel=1e-3)
 
 
 def test_jitter_is_drawn_by_its_seed_and_slows():
