@@ -50,7 +50,11 @@ BESIDE_HELP = "Another job that repeats a collective: 'all_reduce:512-1023:8 GiB
 @click.option("--step", "step_only", is_flag=True, help="Play one optimizer step event by event (the default).")
 @click.option("--runs", type=click.IntRange(min=1), help="Play this many whole runs with failures.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=DEFAULT_SEED, show_default=True, help="Of the runs' failures."
+    "--seed",
+    type=click.IntRange(min=0),
+    default=DEFAULT_SEED,
+    show_default=True,
+    help="Of failures, jitter and hashed paths.",
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes; default: as many as there are cores.")
 @click.option("--backend", type=click.Choice(get_args(Backend)), default="processes", help="Where the runs are played.")

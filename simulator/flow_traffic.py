@@ -56,7 +56,7 @@ def collective_traffic(
     """Return the phases of a collective as traffic on links; see ``play_collective``."""
     if kind == "all_to_all":
         loads = exchange_loads(network, gpus, size_bytes, relay=relay)
-        return (_counted(network, loads, gpus, size_bytes / len(gpus)),)
+        return (_counted(network, loads, gpus),)
     if algorithm.startswith("nvls"):
         return (_in_switch(network, kind, gpus, size_bytes, seed, relay),)
     patterns = _patterns(network, kind, gpus, size_bytes, algorithm)
@@ -103,9 +103,9 @@ def _routed(network: LinkMap, pattern: Pattern, seed: int, relay: bool) -> Traff
     )
 
 
-def _counted(network: LinkMap, loads: Floats, gpus: Ints, flow_bytes: float) -> Traffic:
-    """Traffic of known bytes per link, all of whose flows of ``flow_bytes`` move as one."""
-    used = np.flatnonzero(loads)
+def _counted(network: LinkMap, loads: Floats, gpus: Ints) -> Traffic:
+    """Traffic of known bytes per link, all of which moves as one, and shares links like one flow for each NIC."""
+    used, flow_bytes = np.flatnonzero(loads), busiest_port(network, loads)
     zero = np.zeros(1, np.int64)
     return Traffic(
         edges=Routes(starts=np.array([0, len(used)]), links=used, loads=loads[used] / flow_bytes),
@@ -116,6 +116,17 @@ def _counted(network: LinkMap, loads: Floats, gpus: Ints, flow_bytes: float) -> 
         steps=1,
         step_seconds=float(hop_seconds(network, gpus[:1], gpus[-1:])[0]),
     )
+
+
+def busiest_port(network: LinkMap, loads: Floats) -> float:
+    """Return the most that an exchange puts on a NIC (on any link, where it needs none).
+
+    A library serves a few peers of an all-to-all at a time: beside other traffic it counts as one flow for each NIC,
+    and not as one for each pair.
+    """
+    first, end = network.first["nic_up"], network.first["nic_down"]
+    ports = float(loads[first:end].max(initial=0.0))
+    return ports or float(loads.max(initial=0.0))
 
 
 def _in_switch(

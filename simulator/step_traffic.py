@@ -15,6 +15,7 @@ import numpy as np
 from scipy import sparse
 
 from scenarios.layout import Layout
+from simulator.flow_traffic import busiest_port
 from simulator.patterns import RING_PASSES, ring, units_of, within
 from simulator.rank_places import expert_grid, rank_grid, replicas_in_step
 from simulator.step_volumes import StepVolumes
@@ -130,6 +131,10 @@ def step_traffic(
     loads: Any = sparse.csr_array(entries, shape=(len(streams), network.num_links))
     pace = np.zeros(len(streams))
     np.maximum.at(pace, stream, rate)
+    exchanges = ("ep_comm", "cp_comm") if layout.cp_comm == "all-to-all" else ("ep_comm",)
+    for k, one in enumerate(streams):
+        if one.kind in exchanges:
+            pace[k] = busiest_port(network, loads[[k]].toarray()[0])
     return StepTraffic(
         streams=tuple(streams),
         pace_bytes_per_second=pace,
