@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from simulator.collectives import CollectiveTime, bus_factor, collective_seconds, crossing
 from simulator.disturbances import OtherJob
 from simulator.flows import NOT_MODELLED, FlowTime, play_collective
+from simulator.outcome import plain
 from simulator.sharing import collective_load, play_together
 from topologies.cluster import Cluster, CollectiveKind
 from topologies.errors import InputError
@@ -36,6 +38,15 @@ class CollectiveAnswer:
     def not_modelled(self) -> tuple[str, ...]:
         """What neither way of predicting knows."""
         return NOT_MODELLED
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data with stable keys."""
+        content = plain(self.time) | {"bottleneck": self.bottleneck, "warnings": list(self.warnings)}
+        content["not_modelled"] = list(self.not_modelled)
+        if self.played is not None:
+            content |= {"flows": plain(self.played), "closed_form": plain(self.closed_form)}
+            content["beside_seconds"] = self.beside_seconds
+        return content
 
 
 def answer_collective(

@@ -22,7 +22,7 @@ from simulator.ensemble import Backend, available_cores, ensemble_json
 from simulator.fabric_notes import step_warnings
 from simulator.inputs import Subject, read_subject
 from simulator.memory import memory_use
-from simulator.outcome import MemoryUse, plain
+from simulator.outcome import MemoryUse
 from simulator.parts import merge_parts, part_range, part_text
 from simulator.run_answers import interval_curve, timeline
 from simulator.shared_step import SharedStep, shared_step
@@ -222,19 +222,10 @@ def collective(
         say(f"warning: {warning}")
     if as_json:
         asked = {"kind": kind, "gpus": gpus, "bytes": size_bytes, "inputs": _inputs_json(inputs)}
-        print_json(_collective_json(found) | asked)
+        print_json(found.as_json() | asked)
         return
     console().print(f"{kind} of {format_quantity(size_bytes, 'bytes')} over {gpus} GPUs of {escape(cluster.name)}")
     _show_collective(found)
-
-
-def _collective_json(found: CollectiveAnswer) -> dict[str, Any]:
-    content = plain(found.time) | {"bottleneck": found.bottleneck, "warnings": list(found.warnings)}
-    content["not_modelled"] = list(found.not_modelled)
-    if found.played is not None:
-        content |= {"flows": plain(found.played), "closed_form": plain(found.closed_form)}
-        content["beside_seconds"] = found.beside_seconds
-    return content
 
 
 def _show_collective(found: CollectiveAnswer) -> None:
