@@ -120,7 +120,8 @@ def shared_step(
     undisturbed = [times] * len(factors)
     disturbed = [_stretched(times, one) for one in factors]
 
-    on_paths, slowed = base, base
+    plain = longest_seconds(graph, times, costs, together=waits)
+    on_paths, slowed = plain, plain
     if problem is not None and problem.alone_factor.max(initial=1.0) > 1:
         on_paths = slowed = play_streams(
             graph, undisturbed, ends, traffic, problem, together=waits, sharing=False
@@ -146,8 +147,8 @@ def shared_step(
         alone_seconds=base,
         breakdown_seconds=parts
         | {
-            "straggler": parts["straggler"] + slowed - on_paths,
-            "paths": on_paths - base,
+            "straggler": parts["straggler"] + slowed - on_paths + plain - base,
+            "paths": on_paths - plain,
             "contention": step - slowed,
         },
         path=path,

@@ -219,6 +219,9 @@ def test_jitter_is_drawn_by_its_seed_and_slows():
     first, again, other, strong = (one.timeline.step_seconds for one in steps)
     assert first == again != other
     assert first < strong
+    beside = shared_step(TAPERED, JOB, lay(pp=4, dp=4), Disturbances(jitter=0.02, faults=(("node2.nic1", 0.5),)))
+    assert min(beside.breakdown_seconds[name] for name in ("paths", "contention")) >= 0
+    assert sum(beside.breakdown_seconds.values()) == pytest.approx(beside.timeline.step_seconds, rel=1e-12)
     assert steps[0].classes == 4
 
 
