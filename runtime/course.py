@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.checkpoint import Checkpointer, Progress
-from runtime.environment import CpuClock
+from runtime.environment import CpuClock, node_name
 from runtime.faults import strike
 from runtime.optimizer import local
 from runtime.request import TrainRequest
@@ -55,7 +54,7 @@ class Course:
         self.stragglers = Stragglers(dist.get_world_size())
         self.probe = Probe(self.replica.meshes.device)
         hosts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(hosts, socket.gethostname())
+        dist.all_gather_object(hosts, node_name())
         self.hosts = [str(host) for host in hosts]
         if request.checkpoint is not None:
             self.keeper = Checkpointer(

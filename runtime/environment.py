@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +12,11 @@ from pathlib import Path
 
 CONTENDED_SHARE = 0.05
 """Above this share of the cores taken by others, wall times are not to be trusted."""
+
+
+def node_name() -> str:
+    """Name of this node: Slurm's, where Slurm started the process, else that of the host."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def usable_cores() -> int:

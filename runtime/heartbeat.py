@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from runtime.environment import node_name
 from topologies.document import write_atomically
 from topologies.errors import InputError
 
@@ -42,7 +42,7 @@ class Heart:
         self.file = beat_file(directory, rank, attempt)
         self.rank, self.attempt = rank, attempt
         self.step, self.marks = -1, 0
-        self.host = socket.gethostname()
+        self.host = node_name()
 
     def start(self) -> None:
         """Begin to beat."""

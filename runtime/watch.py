@@ -45,11 +45,15 @@ class Watch:
         heartbeat_timeout_seconds: float,
         progress_timeout_seconds: float,
         tell: Callable[[str], None],
+        node: str | None = None,
+        first_attempt: int = 0,
     ) -> None:
-        self.directory, self.tell = directory, tell
+        self.directory, self.tell, self.node = directory, tell, node
+        """``node``: only its ranks are judged, because processes are seen from their own node alone; None: all."""
         self.heartbeat_timeout, self.progress_timeout = heartbeat_timeout_seconds, progress_timeout_seconds
         self.looked = 0.0
-        self.attempt = 0
+        self.attempt = self.first_attempt = first_attempt
+        """Ranks of earlier ones are gone, and were judged by another supervisor."""
         self.noticed: set[int] = set()
         """Attempts whose failure was told."""
         self.hopeless = ""
@@ -69,9 +73,12 @@ class Watch:
         attempt = newest_attempt(self.directory)
         if attempt != self.attempt:
             self.attempt, self.progressed = attempt, {}
-        if attempt in self.noticed or paused:  # this process itself was stopped: the beats tell nothing
+        if attempt < self.first_attempt or attempt in self.noticed:
             return
-        beats = read_beats(self.directory, attempt)
+        if paused:  # this process itself was stopped: the beats tell nothing
+            return
+        every = read_beats(self.directory, attempt)
+        beats = [beat for beat in every if self.node in (None, beat.host)]
         for beat in beats:
             if not is_alive(beat.pid, self.directory) and not is_done(self.directory, beat):
                 self._died(beat, beats)
@@ -80,7 +87,7 @@ class Watch:
             if now - beat.time > self._patience(beat) and not is_done(self.directory, beat):
                 self._kill(beat, "hang", f"shows no sign of life for {now - beat.time:.1f} s")
                 return
-        self._look_for_laggard(beats, now)
+        self._look_for_laggard(every, now)
 
     def _patience(self, beat: Beat) -> float:
         """Seconds of silence that are too many: more for a process that may run, still more while it starts."""
@@ -97,7 +104,7 @@ class Watch:
         behind = min(beats, key=lambda beat: beat.marks)
         alone = all(beat.marks > behind.marks for beat in beats if beat is not behind)
         waited = now - max(since for _, since in self.progressed.values())
-        if alone and waited > self.progress_timeout:
+        if alone and waited > self.progress_timeout and self.node in (None, behind.host):
             self._kill(behind, "hang", f"lives, but is behind all others for {waited:.1f} s")
 
     def _died(self, beat: Beat, beats: list[Beat]) -> None:
@@ -128,7 +135,8 @@ class Watch:
 
     def _note(self, beat: Beat, cause: str, words: str) -> None:
         self.noticed.add(self.attempt)
-        Journal(self.directory / WATCH_JOURNAL, self.attempt).note(
+        file = WATCH_JOURNAL if self.node is None else f"watch-{self.node}.journal"
+        Journal(self.directory / file, self.attempt).note(
             "failure", rank=beat.rank, host=beat.host, cause=cause, step=beat.step, last_beat=beat.time, words=words
         )
         self.tell(f"rank {beat.rank} on {beat.host} {words} (in step {beat.step + 1})")

@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from runtime.node_watch import watch_node
 from runtime.request import RESULT_FILE, CalibrateRequest, HealthRequest, Request, read_request
 from runtime.session import TERMINATED, Session
 from runtime.watch import done_file
@@ -30,12 +31,20 @@ PROGRESS = "headway: "
 """Start of a line that is meant for the person who waits."""
 
 
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+"""How often torchrun has started the ranks again, and how often Slurm has started the whole job again."""
+
+
 def main() -> None:
     """Run one rank; exit 1 with the traceback left in the directory if it fails."""
+    if sys.argv[1:2] == ["--watch"] and len(sys.argv) == 3:
+        watch_node(Path(sys.argv[2]), say)
+        return
     if len(sys.argv) != 2 or not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys():
         sys.stderr.write("headway-worker is started by 'headway run'; it is not meant to be called by hand\n")
         sys.exit(2)
-    rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    rank = int(os.environ["RANK"])
+    attempt = sum(int(os.environ.get(name, "0")) for name in RESTARTS)
     session = Session(directory=Path(sys.argv[1]), rank=rank, attempt=attempt, tell=tell)
     end_with_parent()
     write_atomically(session.directory / f"rank{rank}.{attempt}.pid", str(os.getpid()))
@@ -100,8 +109,13 @@ def work(request: Request, session: Session) -> dict[str, Any]:
 def tell(text: str) -> None:
     """Say something to the person who waits; only rank 0 speaks."""
     if os.environ["RANK"] == "0":
-        sys.stdout.write(f"{PROGRESS}{text}\n")
-        sys.stdout.flush()
+        say(text)
+
+
+def say(text: str) -> None:
+    """Write a line of progress."""
+    sys.stdout.write(f"{PROGRESS}{text}\n")
+    sys.stdout.flush()
 
 
 def end_with_parent() -> None:

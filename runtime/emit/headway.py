@@ -38,6 +38,7 @@ def headway_program(plan: Plan, *, steps: int, seed: int) -> Program:
         environment={"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONUNBUFFERED": "1"},
         notes=("trains on synthetic tokens; rank 0 leaves result.json beside this file",),
         python=False,
+        supervised=True,
     )
 
 

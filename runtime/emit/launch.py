@@ -31,6 +31,8 @@ class Program:
     """What of the plan the trainer does not do as planned, and what it needs from the user."""
     python: bool = True
     """torchrun starts it with Python; False: an executable."""
+    supervised: bool = False
+    """On each node ``COMMAND --watch DIRECTORY`` runs beside torchrun: it kills ranks that hang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -244,3 +244,28 @@ def test_the_supervisor_kills_the_stopped_process_and_no_other(tmp_path: Path) -
         for process in ranks:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize(
+    ("node", "first_attempt", "noticed"), [("here", 0, True), ("there", 0, False), ("here", 1, False)]
+)
+def test_the_supervisor_of_a_node_judges_its_own_ranks_of_this_start_only(
+    tmp_path: Path, node: str, first_attempt: int, noticed: bool
+) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / "rank0.0.pid").touch()
+    beat = Beat(0, 0, gone.pid, "here", time.time(), 6, 9)
+    beat_file(tmp_path, 0, 0).write_text(json.dumps({name: getattr(beat, name) for name in Beat.__slots__}))
+    told: list[str] = []
+    watch = Watch(
+        tmp_path,
+        heartbeat_timeout_seconds=5,
+        progress_timeout_seconds=60,
+        tell=told.append,
+        node=node,
+        first_attempt=first_attempt,
+    )
+    watch.look()
+    assert told == (["rank 0 on here died without a word (in step 7)"] if noticed else [])
+    assert (tmp_path / "watch-here.journal").exists() == noticed

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,6 +216,25 @@ def test_death_of_a_node_costs_the_steps_since_the_last_checkpoint(slurm: SlurmC
 
     slurm.start_node("n2")
     wait_until(lambda: slurm.nodes()["n2"] == "idle", 20, "the node to come back")
+
+
+def test_a_rank_that_hangs_is_named_and_the_job_goes_on(slurm: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "hung"
+    job = slurm.submit(emitted(folder, steps=4 * INTERVAL, bin_directory=str(Path(sys.executable).parent)))
+    wait_until(
+        lambda: f"saved step-{INTERVAL}" in printed(slurm, job), 100, "a checkpoint", lambda: printed(slurm, job)
+    )
+    os.kill(int((folder / "rank1.0.pid").read_text()), signal.SIGSTOP)
+    hung = nodes_of(slurm, job)[1]
+    until_restarted(slurm, job, 60)
+    assert f"headway: rank 1 on {hung} shows no sign of life" in printed(slurm, job)
+    assert until_ended(slurm, job, 100) == "COMPLETED", printed(slurm, job)
+    assert re.search(r"resumed from step \d+", printed(slurm, job))
+    told = [json.loads(line) for line in (folder / f"watch-{hung}.journal").read_text().splitlines()]
+    assert [(event["event"], event["cause"], event["rank"], event["attempt"]) for event in told] == [
+        ("failure", "hang", 1, 0)
+    ]
+    assert len(losses_of(folder)) <= 4 * INTERVAL
 
 
 def nodes_of(slurm: SlurmCluster, job: str) -> list[str]:
