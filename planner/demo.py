@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,7 @@ def tell_the_story(headway: Headway, out: Path, scenario: str, steps: int) -> li
     machine, plan, rival = (out / name for name in ("machine.yaml", "plan.json", "rival-plan.json"))
     measurement, rival_measurement = out / "measurement.json", out / "rival-measurement.json"
 
-    do(headway, "calibrate", "-o", str(machine), "--ranks", ",".join(map(str, group_sizes())))
+    do(headway, "calibrate", "-o", str(machine))
     on_this_machine = [scenario, "--set", f"cluster={machine.resolve()}", "--pin", "cp=1", "--top", "10"]
     do(headway, "plan", *on_this_machine, "-o", str(plan))
     do(headway, "simulate", str(plan), "--step", "--trace", str(out / "trace.json.gz"))
@@ -56,12 +55,6 @@ def tell_the_story(headway: Headway, out: Path, scenario: str, steps: int) -> li
     both = [str(plan), str(measurement), "--rival", str(rival), str(rival_measurement)]
     do(headway, "report", *both, "-o", str(out / "report.html"))
     return [_result(plan, measurement), _result(rival, rival_measurement)]
-
-
-def group_sizes() -> list[int]:
-    """Ranks in which collectives are measured: pairs, and as many as this process has cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-    return sorted({2, max(cores, 2)})
 
 
 PINNED = (

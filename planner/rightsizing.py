@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.demo import Headway, contents, do, group_sizes, layout_pins
+from planner.demo import Headway, contents, do, layout_pins
 
 STEPS = 8
 """Of each trial; two of them warm up."""
@@ -54,7 +54,7 @@ def right_size(
     """
     folder.mkdir(parents=True, exist_ok=True)
     machine = folder / "machine.yaml"
-    do(headway, "calibrate", "-o", str(machine), "--ranks", ",".join(map(str, group_sizes())))
+    do(headway, "calibrate", "-o", str(machine))
     # the machine as it was calibrated, for all plans: what one trial teaches must not favour the next
     frozen = folder / "machine-as-calibrated.yaml"
     shutil.copyfile(machine, frozen)

@@ -20,7 +20,7 @@ from scenarios.job import Job
 from scenarios.layout import Layout, Stage
 from scenarios.model import ModelSpec
 
-STEPS = {TINY: 15, WIDE: 7}
+STEPS = {TINY: 10, WIDE: 6}
 """Steps timed, the first not counted."""
 WAITING = 1.5
 """Wall over CPU time of a rank that works in step with another one: 1.1 to 1.2 with work to do and 1.5 with hardly any

@@ -19,7 +19,7 @@ from topologies.document import LoadContext, load, resolve, write_atomically
 from topologies.errors import InputError
 from topologies.hardware import CATALOG, ScaleUp
 
-REVISION = "5"
+REVISION = "6"
 """Of what is measured and how; a profile of another revision is measured anew."""
 TIMEOUT_SECONDS = 240.0
 MEMORY_SHARE = 0.8
@@ -29,7 +29,7 @@ MEMORY_SHARE = 0.8
 def calibrate_machine(
     output: Path | None,
     *,
-    ranks: tuple[int, ...] = (2, 4),
+    ranks: tuple[int, ...] | None = None,
     force: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> tuple[Cluster, bool]:
@@ -37,7 +37,7 @@ def calibrate_machine(
 
     Args:
         output: file that receives the cluster document; one for the same machine and software is used again.
-        ranks: group sizes in which collectives are measured.
+        ranks: group sizes in which collectives are measured; None: pairs, and as many as this process has cores.
         force: measure although there is a profile.
         on_progress: receives lines about what is being measured.
 
@@ -48,6 +48,8 @@ def calibrate_machine(
         InputError: bad ``ranks``, or the file cannot be written.
         RunFailed: a rank failed.
     """
+    if ranks is None:
+        ranks = tuple(sorted({2, max(2, usable_cores())}))
     if 2 not in ranks or min(ranks) < 2:
         raise InputError("--ranks needs group sizes of 2 and more", hint="include 2, for example --ranks 2,4")
     known = None if force or output is None else _known(output, fingerprint(ranks))

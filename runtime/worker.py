@@ -70,8 +70,8 @@ def main() -> None:
         }
         write_atomically(session.directory / f"rank{rank}.{attempt}.failure", json.dumps(failure))
         os._exit(1)  # not sys.exit: it would wait for a save in the background, which waits for the others
-    if session.signalled:
-        sys.exit(TERMINATED)
+    sys.stdout.flush()
+    os._exit(TERMINATED if session.signalled else 0)  # not sys.exit: threads of torch may abort while they are joined
 
 
 def work(request: Request, session: Session) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from topologies.units import format_quantity
 @click.option("--runs", multiple=True, metavar="LOG...", help="Learn from measured runs instead: logs or measurements.")
 @click.option("--plan", "plans", multiple=True, metavar="PLAN", help="With --runs: of all runs, or one for each.")
 @click.option("--published", metavar="RUNS.json", help="Fit the simulator's parameters to published runs instead.")
-@click.option("--ranks", default="2,4", show_default=True, help="Group sizes in which collectives are measured.")
+@click.option("--ranks", metavar="N,N...", help="Group sizes of collectives (2, and as many as there are cores).")
 @click.option("--force", is_flag=True, help="Measure again although the file holds for this machine.")
 @json_option
 def calibrate(
@@ -40,7 +40,7 @@ def calibrate(
     runs: tuple[str, ...],
     plans: tuple[str, ...],
     published: str | None,
-    ranks: str,
+    ranks: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -74,9 +74,9 @@ def calibrate(
     if more_runs or plans:
         raise click.UsageError("logs go with --from or --runs: headway calibrate --runs LOG... --plan PLAN")
     require_torch("headway calibrate")
-    if not re.fullmatch(r"\d+(,\d+)*", ranks):
+    if ranks is not None and not re.fullmatch(r"\d+(,\d+)*", ranks):
         raise InputError(f"--ranks {ranks!r} is not a list of numbers", hint="for example --ranks 2,4")
-    sizes = tuple(sorted({int(word) for word in ranks.split(",")}))
+    sizes = None if ranks is None else tuple(sorted({int(word) for word in ranks.split(",")}))
     path = Path(output) if output and output != "-" else None
     measured, fresh = calibrate_machine(path, ranks=sizes, force=force, on_progress=lambda line: say(f"  {line}"))
     if path is not None:
