@@ -17,6 +17,10 @@ FORWARD_BACKWARD = ("compute", "tp_comm", "cp_comm", "ep_comm", "pp_bubble", "pp
 GATHERED_INSIDE = ("zero2", "zero3")
 """Shardings whose data parallel traffic lies inside the forward and backward passes."""
 
+WAITING = ("pp_bubble", "pp_comm", "straggler")
+"""Parts of a step in which a rank on a CPU core waits and uses no CPU time. Collectives are counted in full, although
+ranks wait in them too: where they are long, the predicted CPU time is an upper end."""
+
 SAME_YARDSTICK = 0.05
 """FLOPs per token over peak, as implied by MFU and tokens per second, may differ by this much (rounding, spread)."""
 
@@ -32,7 +36,7 @@ class Comparison:
     """step_seconds (median), step_seconds_p10, step_seconds_p90, mfu, tokens_per_second_per_gpu, memory_bytes (peak of
     the fullest rank less what it held before the model was built, which no plan promises)."""
     error: dict[str, float | None]
-    """step_seconds, mfu, memory, and goodput where the whole job was recorded."""
+    """step_seconds, mfu, memory, cpu_seconds (of ranks on CPU cores), goodput (of jobs that were recorded)."""
     phases: dict[str, dict[str, float | None]]
     """predicted_seconds, measured_seconds and error of each phase that the job timed."""
     within_band: bool
@@ -79,6 +83,7 @@ def compare(plan: Plan, measurement: Measurement, *, force: bool = False) -> Com
         "step_seconds": relative_error(predicted["step_seconds"], measured["step_seconds"]),
         "mfu": relative_error(predicted["mfu"], measured["mfu"]) if comparable else None,
         "memory": relative_error(predicted["memory_bytes"], measured["memory_bytes"]),
+        "cpu_seconds": relative_error(predicted["cpu_seconds"], measured["cpu_seconds"]),
         "goodput": relative_error(run.predicted["goodput"], run.measured["goodput"]) if run else None,
     }
     low, high = float(predicted["step_seconds_low"] or 0), float(predicted["step_seconds_high"] or 0)
@@ -112,6 +117,9 @@ def promised(plan: Plan) -> dict[str, float | None]:
     for key in keys:
         found[key] = plan.predicted[key]
     found["memory_bytes"] = plan.predicted["memory_bytes"]["peak"]
+    waiting = sum(plan.predicted["breakdown_seconds"].get(part, 0.0) for part in WAITING)
+    on_cpu = plan.scenario.cluster.gpu.architecture == "cpu"
+    found["cpu_seconds"] = plan.predicted["step_seconds"] - waiting if on_cpu else None
     return found
 
 
@@ -123,6 +131,7 @@ def _shown(measurement: Measurement) -> dict[str, float | None]:
         "mfu": measurement.mfu,
         "tokens_per_second_per_gpu": measurement.tokens_per_second_per_gpu,
         "memory_bytes": max(0.0, measurement.peak_memory_bytes - _baseline(measurement)) or None,
+        "cpu_seconds": measurement.environment.get("cpu_seconds_per_rank"),
     }
 
 
@@ -179,7 +188,10 @@ def _notes(plan: Plan, measurement: Measurement, same_plan: bool, comparable: bo
     if measurement.environment.get("contended"):
         share = measurement.environment.get("foreign_cpu_share")
         taken = f" (others took {100 * share:.0f} % of the CPU)" if isinstance(share, int | float) else ""
-        notes.append(f"the machine was contended while it was measured{taken}: its step time is too long")
+        notes.append(
+            f"the machine was contended while it was measured{taken}: its step time is too long, and the CPU time of a "
+            "rank is what compares"
+        )
     if plan.predicted["mfu"] is None:
         notes.append("no MFU was predicted: the dense peak of the GPU at this precision is unknown")
     elif measurement.mfu is None:

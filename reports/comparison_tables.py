@@ -13,6 +13,7 @@ def comparison_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
     speeds = [side["tokens_per_second_per_gpu"] for side in (predicted, measured)]
     speed = ["-" if value is None else number(value) for value in speeds]
     speed_error = speeds[0] / speeds[1] - 1 if speeds[0] and speeds[1] else None
+    cpu = ("CPU time of a rank", *_beside(predicted.get("cpu_seconds"), measured.get("cpu_seconds")))
     return [
         (
             "Step time",
@@ -20,6 +21,7 @@ def comparison_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
             seconds(measured["step_seconds"]),
             _signed(error["step_seconds"]),
         ),
+        *([cpu] if comparison.contended and error.get("cpu_seconds") is not None else []),
         ("Tokens/s per GPU", speed[0], speed[1], _signed(speed_error)),
         ("MFU", percent(predicted["mfu"]), percent(measured["mfu"]), _signed(error["mfu"])),
         ("Peak memory", size(predicted["memory_bytes"]), size(measured["memory_bytes"]), _signed(error["memory"])),
@@ -67,7 +69,7 @@ def goodput_words(found: GoodputComparison) -> str:
     )
 
 
-def _beside(predicted: float, measured: float) -> tuple[str, str, str]:
+def _beside(predicted: float | None, measured: float | None) -> tuple[str, str, str]:
     return seconds(predicted), seconds(measured), _signed(relative_error(predicted, measured))
 
 

@@ -13,17 +13,17 @@ import argparse
 import statistics
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.plan import Plan, read_plan, write_plan
+from planner.plan import read_plan, write_plan
 from planner.planning import plan as make_plan
+from reports.comparison import Comparison, compare
 from runtime.job import run_plan
 from runtime.measurement import write_measurement
 from scenarios.layout import Layout
 from scenarios.scenario import Scenario, load_scenario
-from simulator.outcome import Measurement, read_measurement
+from simulator.outcome import read_measurement
 from topologies.errors import HeadwayError
 
 STEPS = 8
@@ -101,71 +101,41 @@ def run(folder: Path, budget_seconds: float) -> None:
             sys.stderr.write(f"{file.stem}: {error}\n")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One layout: predicted and measured seconds, and which of them are compared."""
-
-    name: str
-    predicted: float
-    measured: float
-    cpu_predicted: float
-    cpu_measured: float
-    foreign: float
-    ranks: int
-
-    @property
-    def contended(self) -> bool:
-        """Others took so much that only CPU time compares."""
-        return self.foreign > 0.05
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, less one."""
-        if self.contended:
-            return self.cpu_predicted / self.cpu_measured - 1
-        return self.predicted / self.measured - 1
-
-
-def row(name: str, plan: Plan, measured: Measurement) -> Row:
-    """Put both sides together; what a rank waits for costs it no CPU time."""
-    parts, step = plan.predicted["breakdown_seconds"], float(plan.predicted["step_seconds"])
-    environment = measured.environment
-    return Row(
-        name=name,
-        predicted=step,
-        measured=measured.step_seconds["median"],
-        cpu_predicted=step - parts["pp_bubble"] - parts["pp_comm"] - parts["straggler"],
-        cpu_measured=float(environment["cpu_seconds_per_rank"]),
-        foreign=float(environment["foreign_cpu_share"] or 0.0),
-        ranks=measured.world_size,
-    )
-
-
 def table(folder: Path) -> str:
     """All rows, the median of the errors, and how good the planner's choice was."""
-    rows = []
+    found: dict[str, Comparison] = {}
     for file in sorted(folder.glob("*.run.json")):
         plan = read_plan(folder / file.name.replace(".run.", ".plan."))
-        rows.append(row(file.name.removesuffix(".run.json"), plan, read_measurement(file)))
-    lines = ["layout                   predicted  measured    CPU   others   error"]
-    for one in sorted(rows, key=lambda one: (one.ranks, one.name)):
+        found[file.name.removesuffix(".run.json")] = compare(plan, read_measurement(file))
+    lines = ["layout                  predicted   measured        CPU   error of the step (contended: of the CPU time)"]
+    judged = {}
+    for name, one in sorted(found.items(), key=lambda item: (item[0] in CROWDED, item[0])):
+        error = float(one.error["cpu_seconds" if one.contended else "step_seconds"] or 0.0)
         note = " (CPU time)" if one.contended else ""
-        note += f" ({one.ranks} ranks: told, not judged)" if one.ranks > 2 else ""
-        lines.append(
-            f"{one.name:24} {one.predicted:8.3f} s {one.measured:8.3f} s {one.cpu_measured:6.3f} s "
-            f"{one.foreign:5.0%} {one.error:+8.1%}{note}"
-        )
-    judged = [one for one in rows if one.ranks == 2 and one.name != "chosen"]
+        note += " (4 ranks: told, not judged)" if name in CROWDED else ""
+        if name in DENSE:
+            judged[name] = error
+        seconds = [
+            float(one.predicted["step_seconds"] or 0.0),
+            measured(one),
+            float(one.measured["cpu_seconds"] or 0.0),
+        ]
+        lines.append(f"{name:22}" + "".join(f"{value:9.3f} s" for value in seconds) + f"{error:+9.1%}{note}")
     if judged:
-        errors = [abs(one.error) for one in judged]
-        lines.append(f"{len(judged)} layouts: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
-    chosen = next((one for one in rows if one.name == "chosen"), None)
-    if judged and chosen:
-        best = min(judged, key=lambda one: one.measured)
-        lines.append(
-            f"the planner's choice took {chosen.measured:.3f} s, the fastest layout {best.measured:.3f} s ({best.name})"
-        )
+        errors = [abs(error) for error in judged.values()]
+        lines.append(f"{len(errors)} layouts: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
+        best = min(judged, key=lambda name: measured(found[name]))
+        if "chosen" in found:
+            lines.append(
+                f"the planner's choice took {measured(found['chosen']):.3f} s, "
+                f"the fastest layout {measured(found[best]):.3f} s ({best})"
+            )
     return "\n".join(lines)
+
+
+def measured(comparison: Comparison) -> float:
+    """Median seconds of a step."""
+    return float(comparison.measured["step_seconds"] or 0.0)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import pytest
 from planner.plan import Plan
 from planner.waterfall import waterfall
 from reports.comparison import compare, phase_parts
+from reports.comparison_tables import comparison_rows
 from scenarios.layout import Layout
 from simulator.outcome import Measurement, plain, read_measurement
 from topologies.document import to_json
@@ -104,6 +105,25 @@ def test_memory_from_before_the_model_is_taken_off(make_plan: MakePlan, make_mea
     assert found.measured["memory_bytes"] == 53.5e9
     assert found.error["memory"] == pytest.approx(0.0)
     assert found.remarks == ("4 ranks share 2 cores",)
+
+
+def test_on_a_contended_machine_the_cpu_time_of_a_rank_is_compared(
+    make_plan: MakePlan, make_measurement: MakeMeasurement
+) -> None:
+    plan = make_plan()
+    environment = {"contended": True, "foreign_cpu_share": 0.4, "cpu_seconds_per_rank": 3.5}
+    of_gpus = compare(plan, make_measurement(plan, environment=environment))
+    assert of_gpus.error["cpu_seconds"] is None
+    card = plan.scenario.cluster.gpu.model_copy(update={"architecture": "cpu"})
+    node = plan.scenario.cluster.node.model_copy(update={"gpu": card})
+    pool = plan.scenario.cluster.pools[0].model_copy(update={"node": node})
+    cluster = plan.scenario.cluster.model_copy(update={"pools": (pool,)})
+    object.__setattr__(plan, "scenario", plan.scenario.model_copy(update={"cluster": cluster}))
+    found = compare(plan, make_measurement(plan, environment=environment))
+    # a step of 4 s, in which a rank waits 0.3 s in the bubble and 0.05 s for its neighbours
+    assert found.error["cpu_seconds"] == pytest.approx((4.0 - 0.35) / 3.5 - 1)
+    assert any("CPU time of a rank is what compares" in note for note in found.notes)
+    assert "CPU time of a rank" in [row[0] for row in comparison_rows(found)]
 
 
 def test_a_plan_without_a_promise_is_refused(make_plan: MakePlan, make_measurement: MakeMeasurement) -> None:

@@ -35,7 +35,7 @@ def test_compare_prints_the_contract(files: tuple[Path, Path]) -> None:
     assert result.exit_code == 0
     told = json.loads(result.stdout)
     assert {"predicted", "measured", "error", "phases"} <= told.keys()
-    assert set(told["error"]) == {"step_seconds", "mfu", "memory", "goodput"}
+    assert set(told["error"]) == {"step_seconds", "mfu", "memory", "cpu_seconds", "goodput"}
     assert told["predicted"]["step_seconds"] == pytest.approx(4.0)
     assert told["predicted"]["memory_bytes"] == pytest.approx(53.5e9)
     assert {"mfu", "tokens_per_second_per_gpu"} <= told["measured"].keys()
