@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -183,7 +183,8 @@ def _apply(rules: list[Rule], question: Question, rows: LayoutArrays, search: _S
         search.rejected[rule.name] += len(wrong)
         dropped.append(rule.name)
         if rule.name not in search.examples:
-            layout = rows.row(int(wrong[plainest(rows, wrong)]))
+            plain = replace(rows, dp_replicate=1)  # dp, which it divides, may not be chosen yet
+            layout = plain.row(int(wrong[plainest(rows, wrong)]))
             search.examples[rule.name] = Broken(rule.name, rule.sentence(question, layout))
         rows = rows.take(np.flatnonzero(holds))
     if before and not len(rows):

@@ -284,7 +284,7 @@ RULES: tuple[Rule, ...] = (
         "copies_of_shards",
         ("dp",),
         lambda _, x: x.dp % x.dp_replicate == 0,
-        lambda _, x: f"dp {x.dp} does not divide into dp_replicate groups",
+        lambda _, x: f"dp {x.dp} does not divide into the pinned dp_replicate groups",
     ),
     Rule(
         "heads_over_cp",

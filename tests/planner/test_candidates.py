@@ -129,3 +129,11 @@ def test_how_layers_recompute_is_left_to_the_stages(ask: Any) -> None:
 
 def test_a_pinned_gpipe_is_kept(ask: Any) -> None:
     assert {SCHEDULES[code] for code in legal_layouts(ask(), {"schedule": "gpipe"}).layouts.schedule} == {"gpipe"}
+
+
+def test_copies_of_shards_are_kept_where_they_are_pinned(ask: Any) -> None:
+    found = legal_layouts(ask(), {"dp_replicate": 2, "optimizer_sharding": "zero3"})
+    assert len(found.layouts)
+    assert found.layouts.dp_replicate == 2
+    assert set((found.layouts.dp % 2).tolist()) == {0}
+    assert "copies_of_shards" in found.rejected
