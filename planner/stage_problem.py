@@ -12,8 +12,8 @@ import numpy.typing as npt
 from planner.contents import Contents, Mixes, Run, undominated, windows
 from planner.paths import Path, PathPool
 from scenarios.layout import Layout
-from simulator.activations import live_microbatches
 from simulator.arrays import LayoutArrays
+from simulator.live import live_microbatches
 from simulator.pieces import Pieces
 from simulator.schedule import chunk_vectors
 from simulator.stages import stage_layers

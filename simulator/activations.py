@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from scenarios.job import Job
-from scenarios.layout import SCHEDULES, RecomputeModule
+from scenarios.layout import RecomputeModule
 from scenarios.model import Attention, Layer, Mamba, Mla, Mlp, Moe
-from simulator.arrays import Floats, Ints, LayoutArrays
+from simulator.arrays import Floats, Ints
 from simulator.attention import head_sizes, heads_per_rank
 from simulator.keeping import Keeping, keeping_of
 from simulator.layers import FULL, SELECTIVE, Shares
@@ -163,36 +163,3 @@ def _widest(layer: Layer, keeping: Keeping) -> int:
     query, value = head_sizes(mixer)
     keys = mixer.heads if isinstance(mixer, Mla) else mixer.kv_heads
     return max(wide, mixer.heads * query + keys * (query + value))
-
-
-def live_microbatches(layouts: LayoutArrays, rank: Floats, num_microbatches: Floats) -> tuple[Floats, Floats, Floats]:
-    """Micro-batches whose activations a rank holds at its peak, of its first chunk, each between, and its last.
-
-    ``rank`` has shape (layouts, ranks), and so has each result. Closed forms of the op orders: gpipe all; 1f1b
-    ``pp - rank``; interleaved ``2 (pp - rank - 1) + (vpp - 1) pp + 1`` chunk passes, the last chunk filled last; zb-h1
-    ``pp`` and zb-h2 ``2 pp - 1``, because weight gradients come late; zbv ``2 pp`` and dualpipe ``2 pp + 1`` chunks, or
-    ``pp + 1`` stages of which every rank has two.
-    """
-    m, pp, v = num_microbatches[:, None], layouts.pp[:, None], layouts.vpp[:, None]
-    code = layouts.schedule[:, None]
-    gpipe, zb_h1, zbv, dualpipe = (SCHEDULES.index(name) for name in ("gpipe", "zb-h1", "zbv", "dualpipe"))
-    most = np.where(code == gpipe, m, np.minimum(m, pp))
-    first = np.where((code == gpipe) | (code == zb_h1), most, np.minimum(m, pp - rank))
-    none = np.zeros(rank.shape)
-    middle, last = none, none
-    if np.any(v > 1):
-        chunked = v > 1
-        passes = np.minimum(2 * (pp - rank - 1) + (v - 1) * pp + 1, m * v)
-        again = np.clip(passes - v * pp, 0, np.maximum(m - pp, 0))
-        first = np.where(chunked, np.minimum(passes, pp) + again, first)
-        middle = np.where(v > 2, np.clip(passes - pp, 0, pp), none)
-        last = np.where(chunked, np.clip(passes - (v - 1) * pp, 0, pp), none)
-    first = np.where(code == SCHEDULES.index("zb-h2"), np.minimum(m, 2 * pp - 1), first)
-    if np.any(code >= zbv):
-        vee, dual = (code == zbv) & (v == 2), (code == dualpipe) & (pp > 1)
-        first = np.where(vee, np.minimum(m, 2 * pp - rank - 1), np.where(dual & (v == 2), 2 * pp - rank, first))
-        last = np.where(vee | (dual & (v == 2)), np.minimum(m, rank + 1), last)
-        near = np.minimum(rank, pp - 1 - rank)
-        own, other = np.where(rank < pp / 2, pp - near, near + 1), np.where(rank < pp / 2, near + 1, pp - near)
-        first, last = np.where(dual & (v == 1), own, first), np.where(dual & (v == 1), other, last)
-    return first, middle, last

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from scenarios.job import Job
-from scenarios.layout import Layout
-from simulator.activations import activation_bytes, element_bytes, live_microbatches
-from simulator.arrays import CHUNK_ROWS, Floats, LayoutArrays
+from scenarios.layout import SCHEDULES, Layout
+from simulator.activations import activation_bytes, element_bytes
+from simulator.arrays import CHUNK_ROWS, Floats, Ints, LayoutArrays
 from simulator.keeping import keeping_of
 from simulator.layers import ZERO1, ZERO2, ZERO3, Shares, shares
+from simulator.live import interleaved_moments, live_microbatches
 from simulator.outcome import MemoryUse, StageMemory
 from simulator.parameters import Parameters, shipped_parameters
 from simulator.schedule import chunk_vectors
@@ -245,27 +246,52 @@ def _activations(
     and what the backward of the largest layer needs.
     """
     model, index = job.model, tables.index
-    live = live_microbatches(layouts, tables.ranks[index], share.num_microbatches)
     layers = tables.chunks.sum(axis=2)
     kept = tables.ends[:, :, 1][index] * _final_norm(job, share)[:, None]
-    transient, each = np.zeros_like(kept), list[float]()
+    transient, each = np.zeros_like(kept), list[Floats]()
     for i, column in enumerate(tables.columns):
         layer = model.layer_kinds[column.kind]
         mode = layouts.recompute if column.recompute is None else np.full(len(layouts), column.recompute)
         saved, again = activation_bytes(job, layer, share, mode, layouts.recompute_modules)
-        if exact is None:
-            passes = np.zeros_like(kept)
-            for place, count in enumerate(live):
-                if np.any(tables.chunks[:, :, place, i]):
-                    passes += count * tables.chunks[:, :, place, i][index]
-            kept += passes * saved[:, None]
-        each.append(saved[0])
+        each.append(saved)
         transient = np.maximum(transient, (layers[:, :, i] > 0)[index] * again[:, None])
+    fullest, held = _fullest(layouts, tables, share.num_microbatches, each)
     if exact is not None:
-        kept += np.array([[float((combinations @ (counts @ each)).max()) for counts, combinations in exact]])
+        one = np.array([float(saved[0]) for saved in each])
+        fullest = np.array([[float((combinations @ (counts @ one)).max()) for counts, combinations in exact]])
+    return kept + fullest, transient, held
+
+
+def _fullest(
+    layouts: LayoutArrays, tables: StageTables, num_microbatches: Floats, saved: list[Floats]
+) -> tuple[Floats, Floats]:
+    """Bytes that the layers of every rank keep where it is fullest, and its micro-batches in flight.
+
+    ``saved`` holds the bytes of one layer of each column. Layouts with the same pipeline and number of micro-batches
+    have the same live ones, so that these are found once for each such pair.
+    """
+    pairs = (tables.index * len(SCHEDULES) + layouts.schedule) * (1.0 + num_microbatches.max()) + num_microbatches
+    _, first, pair = np.unique(pairs, return_index=True, return_inverse=True)
+    rows, index, pair = layouts.take(first), tables.index[first], pair.reshape(-1)
+    live = live_microbatches(rows, tables.ranks[index], num_microbatches[first])
+    moments = [live, *interleaved_moments(rows, tables.ranks[index], num_microbatches[first], live)]
+    chunks = tables.chunks[index]
+    layers = np.array([sum(count[..., None] * chunks[:, :, i] for i, count in enumerate(one)) for one in moments])
+
+    def kept(one: Floats, chosen: Ints | slice = slice(None)) -> Floats:
+        at = pair[chosen]
+        return np.asarray(sum(one[at, :, i] * each[chosen, None] for i, each in enumerate(saved)))
+
     # a rank holds as many micro-batches as its chunks on average; a mirrored DualPipe rank holds two stages
-    held = live[0] + live[1] * np.maximum(layouts.vpp - 2, 0)[:, None] + live[2]
-    return kept, transient, held / layouts.vpp[:, None]
+    held = (live[0] + live[1] * np.maximum(rows.vpp - 2, 0)[:, None] + live[2]) / rows.vpp[:, None]
+    if len(saved) == 1:
+        return kept(layers.max(axis=0)), held[pair]
+    fullest = kept(layers[0])
+    more = np.any(layers[1:] > layers[0], axis=(2, 3)) if len(moments) > 1 else np.zeros((0, len(first)), np.bool_)
+    for one, differs in zip(layers[1:], more, strict=True):
+        chosen = np.flatnonzero(differs[pair])
+        fullest[chosen] = np.maximum(fullest[chosen], kept(one, chosen))
+    return fullest, held[pair]
 
 
 def _final_norm(job: Job, share: Shares) -> Floats:

@@ -12,9 +12,10 @@ from scenarios.job import Job
 from scenarios.layout import SCHEDULES, Layout, Stage
 from scenarios.model import MODELS, Attention, Layer, Mla, Mlp, ModelSpec, Moe, read_model_file
 from scenarios.stack import Stack
-from simulator.activations import activation_bytes, layer_bytes, live_microbatches
+from simulator.activations import activation_bytes, layer_bytes
 from simulator.arrays import LayoutArrays
 from simulator.layers import shares
+from simulator.live import live_microbatches
 from simulator.memory import memory_use, peak_bytes, recipe_bytes
 from simulator.outcome import MEMORY_PARTS
 from simulator.schedule import live_vectors, op_orders, schedule_complaint
