@@ -14,10 +14,11 @@ import numpy.typing as npt
 from planner.bounds import FULL, NONE, step_floor
 from planner.question import Question
 from scenarios.layout import RECOMPUTES
-from simulator.activations import activation_bytes, live_microbatches
+from simulator.activations import activation_bytes
 from simulator.arrays import LayoutArrays
 from simulator.evaluation import evaluate
 from simulator.layers import shares
+from simulator.live import live_microbatches
 from simulator.memory import memory_parts
 from simulator.parameters import shipped_parameters
 from simulator.stages import StageTables, uniform_columns, uniform_tables

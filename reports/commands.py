@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
@@ -22,6 +23,7 @@ from simulator.parameters import Parameters
 from simulator.published import compact_text, read_runs
 from simulator.published_cases import cases
 from simulator.residuals import Lesson
+from simulator.shifts import shifted
 from simulator.validation import Validation
 from simulator.validation import validate as validate_runs
 from topologies.console import command, console, json_option, print_json, say, write_output
@@ -198,9 +200,17 @@ def validate(
     if output:
         write_output(output, _validation_page(found, runs_file))
     if as_json:
-        print_json(found.as_json())
+        print_json(found.as_json() | {"with_measured_runs": _with_measured_runs(found)})
     elif output != "-":
         _show_validation(found)
+
+
+def _with_measured_runs(found: Validation) -> list[dict[str, Any]]:
+    """What a few measured runs of the same stack would bring (``headway calibrate --runs``)."""
+    try:
+        return [asdict(shifted(found.counted, runs)) for runs in (1, 3, 5)]
+    except ValueError:  # too few rows of one stack
+        return []
 
 
 def _validation_page(found: Validation, runs_file: Path | None) -> str:
@@ -215,7 +225,13 @@ def _validation_page(found: Validation, runs_file: Path | None) -> str:
 
 def _show_validation(found: Validation) -> None:
     content = found.as_json()
-    for key, title in (("by_source", "source"), ("by_gpu", "GPU"), ("by_precision", "precision"), ("by_kind", "kind")):
+    for key, title in (
+        ("by_source", "source"),
+        ("by_gpu", "GPU"),
+        ("by_precision", "precision"),
+        ("by_kind", "kind"),
+        ("by_band", "band"),
+    ):
         table = Table(title, "runs", "median", "mean", "p90", "bias", "in band", title_justify="left")
         for column in table.columns[1:]:
             column.justify = "right"
@@ -234,6 +250,12 @@ def _show_validation(found: Validation) -> None:
             f"ranking of {ranking['groups']} groups: regret {percent(ranking['regret']['mean'])} (worst "
             f"{percent(ranking['regret']['worst'])}), {percent(ranking['pairs_ordered'])} of {ranking['pairs']} pairs "
             "in order"
+        )
+    for one in _with_measured_runs(found):
+        click.echo(
+            f"with {one['runs']} measured runs of the same stack: median {percent(one['median_ape_before'])} to "
+            f"{percent(one['median_ape'])}, mean {percent(one['mape_before'])} to {percent(one['mape'])} "
+            f"({percent(one['mape_at_face_value'])} if believed whole)"
         )
     reasons = Counter(one["reason"] for one in content["skipped"])
     for reason, count in reasons.most_common():

@@ -11,6 +11,8 @@ from simulator.compute import Rates
 from topologies.cluster import Cluster
 
 SHORT_STEP_SECONDS = 0.5
+FEW_RUNS = 12
+"""Published runs of a GPU below which its own factor is mostly assumed."""
 
 
 def band(
@@ -22,12 +24,17 @@ def band(
     parts are added in squares.
     """
     widths = rates.parameters.band
-    names = [_base(cluster, job, rates), *rates.software.undeclared]
+    names = [band_name(cluster, job, rates, total_seconds), *rates.software.undeclared]
+    if rates.software.cpu_optimizer and not rates.cpu:
+        names.append("optimizer on the host")
     alone = not rates.cpu and not rates.gemm.points and not rates.parameters.evidence.get(evidence_key(cluster, job))
+    evidence = rates.parameters.evidence
+    on_gpu = evidence.get(f"on {cluster.gpu.name}", 0)
+    few = not rates.cpu and not rates.gemm.points and on_gpu < FEW_RUNS and not names[0].startswith("unproven")
     if alone:
         names.append("no measured run")
-    if not rates.cpu and total_seconds < SHORT_STEP_SECONDS:
-        names[0] = max(names[0], "short step", key=lambda name: widths[name].value)
+    elif few:
+        names.append("few runs of this gpu")
     width = math.sqrt(sum(widths[name].value ** 2 for name in names))
     largest = sorted(names, key=lambda name: -widths[name].value)[:3]
     notes = [
@@ -36,6 +43,8 @@ def band(
     ]
     if alone:
         notes.append(f"no measured run like this one ({evidence_key(cluster, job)}) is among those that headway knows")
+    if few and not alone:
+        notes.append(f"of the measured runs that headway knows {on_gpu} are on {cluster.gpu.name}")
     basis = (*rates.facts, *rates.software.assumptions, *notes)
     return total_seconds / (1.0 + width), total_seconds * (1.0 + width), basis
 
@@ -45,6 +54,14 @@ def evidence_key(cluster: Cluster, job: Job) -> str:
     precision = "16 bit" if job.precision in ("bf16", "fp16") else job.precision
     moe = any(isinstance(layer.feed_forward, Moe) for layer in job.model.layer_kinds.values())
     return f"{cluster.gpu.architecture} {precision} {'moe' if moe else 'dense'} {job.tuning}"
+
+
+def band_name(cluster: Cluster, job: Job, rates: Rates, total_seconds: float) -> str:
+    """Name the kind of run whose left-out errors give the base width of a band."""
+    name = _base(cluster, job, rates)
+    if rates.cpu or total_seconds >= SHORT_STEP_SECONDS:
+        return name
+    return max(name, "short step", key=lambda one: rates.parameters.band[one].value)
 
 
 def _base(cluster: Cluster, job: Job, rates: Rates) -> str:
@@ -57,7 +74,7 @@ def _base(cluster: Cluster, job: Job, rates: Rates) -> str:
         return "lora"
     moe = any(isinstance(layer.feed_forward, Moe) for layer in job.model.layer_kinds.values())
     if architecture == "blackwell":
-        return "moe blackwell" if moe else "dense blackwell"
+        return ("moe" if moe else "dense") + (" mxfp8" if job.precision == "mxfp8" else " blackwell")
     if moe:
         return "moe"
     if rates.software.unfused:

@@ -136,6 +136,9 @@ class Problem:
             for one, chosen in zip(self.subjects, rows, strict=True)
             if chosen
         )
+        evidence.update(
+            f"on {one.case.cluster.gpu.name}" for one, chosen in zip(self.subjects, rows, strict=True) if chosen
+        )
         return Fit(
             parameters=self.base.with_values(values).model_copy(update={"evidence": dict(evidence)}),
             values=values,

@@ -112,7 +112,8 @@ class Parameters(FileDocument):
 
     band: dict[str, Parameter]
     evidence: dict[str, int] = Field(default_factory=dict)
-    """Published runs that the fit rests on, by generation, precision, kind of model and tuning (``evidence_key``)."""
+    """Published runs that the fit rests on: by generation, precision, kind of model and tuning (``evidence_key``), and
+    by GPU (``on H200 SXM``)."""
 
     def items(self) -> Iterator[tuple[str, Parameter]]:
         """Yield every parameter under a dotted name: ``jitter``, ``gemm_efficiency.hopper.bf16``."""

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from simulator.arrays import Floats
-from simulator.parameters import Parameters
+from simulator.compute import rates
+from simulator.confidence import band_name
+from simulator.parameters import Parameters, shipped_parameters
 from simulator.published import PublishedRun
 from simulator.published_cases import Case, Skipped, cases
 from simulator.step import predict_step
@@ -31,6 +33,8 @@ class Prediction:
     low_seconds: float
     high_seconds: float
     basis: tuple[str, ...]
+    band: str = ""
+    """Kind of run that the band is that of."""
 
     @property
     def error(self) -> float:
@@ -54,6 +58,7 @@ class Prediction:
             "step_seconds_low": self.low_seconds,
             "step_seconds_high": self.high_seconds,
             "within_band": self.within_band,
+            "band": self.band,
             "counted": run.counted,
             "gpu": run.hardware.get("gpu"),
             "gpus": run.hardware.get("gpus"),
@@ -150,9 +155,12 @@ class Validation:
 
     def by(self, key: Callable[[PublishedRun], str]) -> dict[str, Summary]:
         """Summaries of the counted rows by a property, the largest group first."""
+        return self._grouped(lambda one: key(one.case.run))
+
+    def _grouped(self, key: Callable[[Prediction], str]) -> dict[str, Summary]:
         groups: dict[str, list[Prediction]] = defaultdict(list)
         for one in self.counted:
-            groups[key(one.case.run)].append(one)
+            groups[key(one)].append(one)
         return {name: summarise(groups[name]) for name in sorted(groups, key=lambda name: -len(groups[name]))}
 
     def as_json(self) -> dict[str, Any]:
@@ -186,6 +194,7 @@ class Validation:
             "by_precision": _plain_all(self.by(lambda run: str(run.precision.get("dtype")))),
             "by_kind": _plain_all(self.by(lambda run: run.kind)),
             "by_task": _plain_all(self.by(lambda run: run.task)),
+            "by_band": _plain_all(self._grouped(lambda one: one.band)),
             "ranking": rank(counted).as_json(),
         }
 
@@ -212,6 +221,12 @@ def validate(
                 low_seconds=step.low_seconds,
                 high_seconds=step.high_seconds,
                 basis=step.basis,
+                band=band_name(
+                    case.cluster,
+                    case.job,
+                    rates(case.cluster, case.job, own or shipped_parameters()),
+                    step.total_seconds,
+                ),
             )
         )
     return Validation(predictions=tuple(predictions), skipped=tuple(skipped), left_out=parameters_by_source is not None)
