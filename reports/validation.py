@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from reports.charts import BLUE, FAINT, GREEN, INK, ORANGE, VERMILLION, WIDTH_INCHES, as_svg, styled
 from reports.document import TEMPLATES, environment
@@ -108,6 +109,9 @@ def scatter_chart(predictions: Sequence[Prediction]) -> str:
             axes.plot(ends, factor * ends, color=INK, linewidth=0.5, linestyle="--")
         axes.set_xlim(*ends)
         axes.set_ylim(*ends)
+    for axis in (axes.xaxis, axes.yaxis):  # plain numbers: mathematical text is off in the charts
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("measured step, seconds")
     axes.set_ylabel("predicted step, seconds")
     axes.legend(loc="upper left")

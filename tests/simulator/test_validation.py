@@ -134,5 +134,6 @@ def test_the_page_stands_alone(tmp_path, shipped):
     validation = pytest.importorskip("reports.validation")
     page = validation.validation_page(shipped, "runs.json")
     assert page.count("<svg") == 1
+    assert "mathdefault" not in page
     assert "http" not in page.replace("http://www.w3.org", "")
     assert shipped.skipped[0].run.id in page
