@@ -287,7 +287,7 @@ def _summary(made: Plan) -> list[tuple[str, str]]:
         ("checkpoint", f"every {checkpoint['interval_steps']} steps "
          f"({format_quantity(checkpoint['interval_seconds'], 'seconds')}), {checkpoint['mode']}, "
          f"{format_quantity(checkpoint['bytes'], 'bytes')} to {', '.join(checkpoint['tiers']) or 'no stated storage'}"),
-        ("goodput", f"{predicted['goodput']:.2%} of the wall time, expected"),
+        ("goodput", f"{predicted['goodput']:.2%} of the wall time, expected{_confirmed(predicted)}"),
     ]  # fmt: skip
     rows += _uplinks(made.placement.get("uplinks"))
     if predicted.get("spares") is not None:
@@ -320,6 +320,12 @@ def _uplinks(found: dict[str, Any] | None) -> list[tuple[str, str]]:
         f"{format_quantity(found['bound_bytes'], 'bytes')}"
     )
     return [("uplinks", told)]
+
+
+def _confirmed(predicted: dict[str, Any]) -> str:
+    from planner.confirming import told
+
+    return f"; {told(predicted['confirmation'])}" if "confirmation" in predicted else ""
 
 
 def _answer(made: Plan) -> str:

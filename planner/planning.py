@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.candidates import Candidates, legal_layouts
 from planner.certificate import certificate, plain
+from planner.confirming import confirmed
 from planner.deadline import deadline_refusal, hurried, in_time
 from planner.judging import Judged, judge
 from planner.notes import notes
@@ -92,7 +93,9 @@ def plan(
         layout=best.layout,
         placement=arranged(asked, best.layout).as_json(),
         checkpoint=best.checkpoint.as_json(),
-        predicted=promise(best) | {"notes": notes(question, best.layout, best.placement)},
+        predicted=promise(best)
+        | {"notes": notes(question, best.layout, best.placement)}
+        | (confirmed(scenario, best) if looks else {}),
         alternatives=alternatives[:top],
         solver=certificate(scenario, priced, judged)
         | {"pins": {name: plain(value) for name, value in fixed.items()}, "seconds": time.perf_counter() - started},

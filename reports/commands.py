@@ -31,6 +31,8 @@ from topologies.document import load as load_parameters
 from topologies.errors import InputError, MissingExtra
 from topologies.units import format_quantity
 
+PLAYED_RUNS = 48
+"""Whole runs that a report plays: a few seconds, and the mean to about 0.3 points."""
 force_option = click.option("--force", is_flag=True, help="Accept a measurement of another plan.")
 
 
@@ -103,7 +105,7 @@ def _show(comparison: Comparison) -> None:
 
 @command()
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
-@click.argument("measurement_files", metavar="[MEASUREMENT]...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("given_files", metavar="[MEASUREMENT|RUNS]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--rival",
     "rival_files",
@@ -114,22 +116,31 @@ def _show(comparison: Comparison) -> None:
     help="Another plan and its measurement, to show beside this one; may be given several times.",
 )
 @click.option("--dry-run", "dry_run_file", metavar="FILE", help="A dry run of the plan: traced memory, collectives.")
+@click.option(
+    "--runs",
+    type=click.IntRange(min=0),
+    default=PLAYED_RUNS,
+    show_default=True,
+    help="Whole runs to play where failure rates are stated and no file of 'simulate --runs' is given; 0: none.",
+)
 @click.option("-o", "--output", default="report.html", show_default=True, help="File to write; - is stdout.")
 @force_option
 @json_option
 def report(
     plan_file: Path,
-    measurement_files: tuple[Path, ...],
+    given_files: tuple[Path, ...],
     rival_files: tuple[tuple[Path, Path], ...],
+    runs: int,
     dry_run_file: str | None,
     output: str,
     force: bool,
     as_json: bool,
 ) -> None:
-    r"""Write a plan and its measurements as one self-contained HTML page.
+    r"""Write a plan, its measurements and its whole runs as one self-contained HTML page.
 
     \b
     headway report plan.json -o report.html
+    headway simulate plan.json --runs 200 -o runs.json; headway report plan.json runs.json
     headway run plan.json --dry-run -o dry.json; headway report plan.json --dry-run dry.json
     headway report plan.json measurement.json --rival other-plan.json other-measurement.json -o report.html
     """
@@ -138,16 +149,21 @@ def report(
     try:
         from reports.document import report as write
         from reports.timeline import play
+        from reports.whole_runs import is_runs_file, play_plan, read_runs
     except ModuleNotFoundError as error:
         if error.name in {"matplotlib", "jinja2"}:
             raise MissingExtra("'headway report'", "reports") from None
         raise
     plan = read_plan(plan_file)
-    measurements = [read_measurement(file) for file in measurement_files]
+    runs_files = [file for file in given_files if is_runs_file(file)]
+    if len(runs_files) > 1:
+        raise InputError("is a second file of whole runs", hint="give one", file=runs_files[1])
+    measurements = [read_measurement(file) for file in given_files if file not in runs_files]
     rivals = [(read_plan(rival), read_measurement(file)) for rival, file in rival_files]
-    files = [str(plan_file), *map(str, measurement_files)]
+    files = [str(plan_file), *(str(file) for file in given_files if file not in runs_files)]
+    whole = read_runs(runs_files[0], plan, force=force) if runs_files else play_plan(plan, runs)
     dry = None if dry_run_file is None else read_dry_run(dry_run_file)
-    page = write(plan, measurements, rivals, picture=play(plan), dry=dry, files=files, force=force)
+    page = write(plan, measurements, rivals, picture=play(plan), runs=whole, dry=dry, files=files, force=force)
     write_output(output, page)
     if as_json:
         pairs = [*((plan, one) for one in measurements), *rivals]
@@ -265,7 +281,8 @@ def _show_validation(found: Validation) -> None:
 @command()
 @click.argument("runs_file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, metavar="FILE", help="Where to write the SVG.")
-def picture(runs_file: Path, output: str) -> None:
+@click.option("--intervals", is_flag=True, help="Of a file of 'simulate': goodput against the checkpoint interval.")
+def picture(runs_file: Path, output: str, intervals: bool) -> None:
     r"""Draw whole runs, goodput against the interval of a sweep, or the links that a step uses.
 
     \b
@@ -273,9 +290,10 @@ def picture(runs_file: Path, output: str) -> None:
     headway picture step.json -o links.svg
     headway simulate plan.json --runs 100 -o runs.json
     headway picture runs.json -o run.svg
+    headway picture runs.json --intervals -o goodput.svg
     headway sweep SCENARIO --pin dp=8 --vary 'checkpoint.interval=[5 min,20 min]' --runs 50 -o sweep.json
     headway picture sweep.json -o goodput.svg
     """
     from reports.run_charts import picture_of
 
-    write_output(output, picture_of(runs_file))
+    write_output(output, picture_of(runs_file, "interval" if intervals else "run"))

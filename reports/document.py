@@ -22,6 +22,7 @@ from reports.dry_run import DryRun, traced_section
 from reports.inputs import assumptions, by_source
 from reports.link_charts import links_chart
 from reports.timeline import MOST_RANKS, Picture, timeline_chart
+from reports.whole_runs import Runs, runs_section
 from scenarios.layout import Layout
 from simulator.outcome import MEMORY_PARTS, Measurement
 
@@ -51,6 +52,7 @@ def report(
     rivals: Sequence[tuple[Plan, Measurement]] = (),
     *,
     picture: Picture | None = None,
+    runs: Runs | None = None,
     dry: DryRun | None = None,
     files: Sequence[str] = ("plan.json",),
     force: bool = False,
@@ -62,6 +64,7 @@ def report(
         measurements: real runs of this plan.
         rivals: other plans for the same scenario, each with its real run.
         picture: the step played event by event; None leaves the timeline out.
+        runs: whole runs of the plan; None leaves them out.
         dry: a rank of the plan traced without weights.
         files: names of the plan file and the measurement files, for the commands that repeat the report.
         force: accept measurements of another plan.
@@ -86,6 +89,7 @@ def report(
             timeline=_timeline(plan, picture),
             traced=traced_section(plan, dry, force=force),
             measured=_measured([*comparisons, *rival_comparisons]),
+            whole_runs=runs_section(runs),
             alternatives=tables.alternative_rows(plan),
             checkpoint_rows=tables.facts(plan.checkpoint),
             goodput=tables.percent(plan.predicted.get("goodput")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,10 @@ LINE_DAYS = 7.0
 """A timeline has a line for each week, or for each sixteenth of a longer run."""
 
 
-def picture_of(path: Path) -> str:
+def picture_of(path: Path, kind: str = "run") -> str:
     """Draw what a file of ``headway simulate`` (a step or runs) or ``headway sweep`` holds, as SVG.
+
+    Of a file of ``simulate`` the timeline of a run, or (kind ``interval``) goodput against the interval.
 
     Raises:
         InputError: the file is neither.
@@ -61,6 +63,9 @@ def picture_of(path: Path) -> str:
     except (OSError, ValueError) as error:
         raise InputError(f"cannot be read: {error}", hint="give a file of simulate or sweep", file=path) from None
     if isinstance(content, dict) and isinstance(content.get("timeline"), dict):
+        intervals = content.get("intervals") or []
+        if kind == "interval" and len(intervals) > 1:
+            return goodput_chart(intervals, optimum=content["analytic"]["optimum_interval_seconds"])
         return run_chart(content["timeline"])
     links = content.get("links") if isinstance(content, dict) else None
     if isinstance(links, dict) and isinstance(content.get("step_seconds"), float):
@@ -79,12 +84,13 @@ def picture_of(path: Path) -> str:
 
 
 @styled
-def goodput_chart(rows: Sequence[dict[str, Any]], varied: Sequence[str] = ()) -> str:
+def goodput_chart(rows: Sequence[dict[str, Any]], varied: Sequence[str] = (), *, optimum: float | None = None) -> str:
     """Goodput against the checkpoint interval: closed form as a line, simulated mean with its 95 % band.
 
     Args:
         rows: of a sweep that varies the checkpoint interval.
         varied: further keys that were varied; each combination is a line of its own.
+        optimum: seconds of the exact optimum of the interval, drawn where it is known.
 
     Raises:
         InputError: fewer than two intervals.
@@ -127,6 +133,9 @@ def goodput_chart(rows: Sequence[dict[str, Any]], varied: Sequence[str] = ()) ->
         Line2D([], [], color=INK, marker="o", markersize=4, linewidth=1.0, label="simulated, 95 % band of the mean"),
         Line2D([], [], color=INK, marker="*", markersize=10, linestyle="", label="best of the closed form"),
     ]
+    if optimum is not None:
+        axes.axvline(optimum / 60, color=INK, linewidth=0.9, linestyle=":")
+        handles.append(Line2D([], [], color=INK, linewidth=0.9, linestyle=":", label="exact optimum"))
     axes.set_xscale("log")
     ticks = sorted({row[INTERVAL] / 60 for group in groups.values() for row in group})
     axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
@@ -150,24 +159,21 @@ def run_chart(timeline: dict[str, Any]) -> str:
     figure = Figure(figsize=(WIDTH_INCHES, 1.3 + 0.3 * lines), layout="constrained")
     axes = figure.add_subplot()
     shown: dict[str, list[list[tuple[float, float]]]] = {}
-    for start, end, doing, *_ in timeline["spans"]:
+    for start, end, doing, seen in _visible(timeline["spans"], length / 900 * DAY):
         first = start / DAY
         while first < end / DAY - 1e-12:
             line = min(lines - 1, int(first / length + 1e-9))
             last = min(end / DAY, (line + 1) * length)
             if last <= first:
                 last = end / DAY
-            shown.setdefault(doing, [[] for _ in range(lines)])[line].append((first - line * length, last - first))
+            width = max(last - first, seen / DAY)
+            shown.setdefault(doing, [[] for _ in range(lines)])[line].append((first - line * length, width))
             first = last
     order = sorted(shown, key=lambda doing: (list(DOING).index(doing) if doing in DOING else len(DOING), doing))
     for doing in order:
         colour = DOING.get(doing, RESTART)
         for line, bars in enumerate(shown[doing]):
-            # what is shorter than a pixel is still seen
-            least = 0.0 if doing.startswith("training") else length / 900
-            axes.broken_barh(
-                [(x, max(width, least)) for x, width in bars], (line - 0.36, 0.72), color=colour, linewidth=0
-            )
+            axes.broken_barh(bars, (line - 0.36, 0.72), color=colour, linewidth=0)
     axes.set_yticks(range(lines), [f"day {line * length:.0f}" for line in range(lines)])
     axes.set_ylim(lines - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -177,3 +183,18 @@ def run_chart(timeline: dict[str, Any]) -> str:
     colours = {names[doing]: DOING.get(doing, RESTART) for doing in order}
     add_legend(figure, [Patch(facecolor=colour, label=name) for name, colour in colours.items()])
     return as_svg(figure, "run", "What one whole run did when: training, failures, restarts and waits")
+
+
+def _visible(spans: Sequence[Sequence[Any]], least: float) -> Iterator[tuple[float, float, str, float]]:
+    """Spans with the seconds that they are drawn with: of each stop the longest part is never narrower than a pixel."""
+    stop: list[Sequence[Any]] = []
+    for span in [*spans, None]:
+        if span is not None and not span[2].startswith("training"):
+            stop.append(span)
+            continue
+        longest = max((one[1] - one[0] for one in stop), default=0.0)
+        for start, end, doing, *_ in stop:
+            yield start, end, doing, least if end - start == longest else 0.0
+        stop = []
+        if span is not None:
+            yield span[0], span[1], span[2], 0.0

@@ -370,7 +370,7 @@ def _show_runs(content: dict[str, Any]) -> None:
     out.print(f"quantiles include {content['quantiles_include']}")
     analytic = content["analytic"]
     out.print(f"\nclosed form: goodput {100 * analytic['goodput']:.2f} % ({analytic['difference_points']:+.2f} points)")
-    if not analytic["agrees"]:
+    if abs(analytic["difference_points"]) > 1:
         out.print(f"it leaves out: {escape('; '.join(analytic['leaves_out']) or 'nothing known')}")
     lost = Table(box=None, pad_edge=False)
     lost.add_column("\nlost to")

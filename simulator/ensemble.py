@@ -6,7 +6,6 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -75,10 +74,12 @@ def _played(
             importlib.import_module("ray.util.joblib").register_ray()
         except ImportError:
             raise MissingExtra("--backend ray", "ray") from None
-    with parallel_config(backend="ray") if backend == "ray" else nullcontext():
-        yield from Parallel(n_jobs=workers, return_as="generator")(
-            delayed(_block)(setup, seed, block) for block in blocks
-        )
+    tasks = (delayed(_block)(setup, seed, block) for block in blocks)
+    if backend == "ray":  # its back end returns no generator
+        with parallel_config(backend="ray"):
+            yield from Parallel(n_jobs=workers)(tasks)
+    else:
+        yield from Parallel(n_jobs=workers, return_as="generator")(tasks)
 
 
 def _block(setup: RunSetup, seed: int, runs: range) -> list[RunOutcome]:

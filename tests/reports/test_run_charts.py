@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from planner.cli import headway
-from reports.run_charts import DOING, goodput_chart, run_chart
+from reports.run_charts import DOING, _visible, goodput_chart, run_chart
+from reports.run_losses import loss_chart, losses, tokens_chart
 from topologies.errors import InputError
 
 DAY = 86_400.0
@@ -83,3 +84,31 @@ def test_the_command(tmp_path):
 
 def timeline_of(days):
     return {"timeline": timeline(days)}
+
+
+def test_a_short_phase_does_not_hide_a_longer_one():
+    """Of each stop only the longest part is drawn at least as wide as a pixel."""
+    spans = [[0, 1000, "training"], [1000, 1060, "detection"], [1060, 1061, "load"], [1061, 7 * DAY, "training"]]
+    drawn_with = {doing: (start, seen) for start, _, doing, seen in _visible(spans, 500.0) if doing != "training"}
+    assert drawn_with == {"detection": (1000, 500.0), "load": (1060, 0.0)}
+
+
+CONTENT = {
+    "wall_seconds": {"mean": 1000.0, "p10": 900.0, "p50": 1000.0, "p90": 1100.0},
+    "lost_seconds": {"waiting": 30.0, "rework": 70.0, "manual": 0.0},
+}
+
+
+def test_losses_by_cause():
+    assert losses(CONTENT) == [("rework", pytest.approx(0.07)), ("waiting", pytest.approx(0.03))]
+    svg = drawn(loss_chart(CONTENT))
+    assert ("rework" in svg, "waiting" in svg, "manual" in svg) == (True, True, False)
+
+
+def test_tokens_over_time():
+    spans = [[0, 600, "training", 2e6], [600, 700, "detection", 0.0], [700, 1000, "training slowly", 1e6]]
+    told = {"wall_seconds": 1000.0, "tokens": 1.4e9, "spans": spans}
+    svg = drawn(tokens_chart(told))
+    for word in ("million tokens/s", "kept, mean of the run", "while training at full speed"):
+        assert word in svg
+    assert svg != tokens_chart(told | {"tokens": 0.7e9})
