@@ -61,5 +61,6 @@ def played_storage(
         ),
         data=needed,
         data_cap=data.store_bytes_per_second,
+        data_speed=data.speed if needed and not data.cached else 1.0,
         cache_bytes=scenario.data.dataset_bytes if data.cached and here else 0.0,
     )

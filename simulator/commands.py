@@ -382,7 +382,8 @@ def _show_runs(content: dict[str, Any]) -> None:
     if content["failures"]:
         failures = ", ".join(f"{name} {count:.1f}" for name, count in content["failures"].items())
         out.print(f"\nfailures per run: {escape(failures)}")
-    out.print(f"not modelled: {'; '.join(content['not_modelled'])}")
+    if content["not_modelled"]:
+        out.print(f"not modelled: {'; '.join(content['not_modelled'])}")
 
 
 def _told(seconds: float) -> str:

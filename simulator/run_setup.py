@@ -58,6 +58,11 @@ class RunSetup:
         return math.prod(self.slow.values())
 
     @property
+    def mean_speed(self) -> float:
+        """The same with what a played data path leaves on average."""
+        return self.lasting_speed * (self.played.data_speed if self.played is not None else 1.0)
+
+    @property
     def sources(self) -> tuple[Source, ...]:
         """What fails."""
         return sources(self.faults, self.num_gpus, self.num_nodes)
@@ -83,14 +88,14 @@ class RunSetup:
         """Wall seconds of the run without failures; it ends with a save."""
         saves = math.ceil(self.num_steps / self.interval_steps)
         stalls = sum(tier.stall_seconds * (saves // tier.every) for tier in self.tiers)
-        return self.work_seconds / self.lasting_speed + stalls
+        return self.work_seconds / self.mean_speed + stalls
 
     def expected_goodput(self) -> float:
         """The closed form for the same run, see ``expected_run_goodput``."""
         product = expected_run_goodput(
             self.faults, self.sources, self.tiers, self.interval_seconds, self.num_nodes, self.replica_nodes
         )
-        return product * self.lasting_speed
+        return product * self.mean_speed
 
 
 def run_setup(

@@ -41,6 +41,8 @@ class RunState:
         self.counts = [0] * len(self.sources)
         self.slow_nodes: dict[int, float] = {}
         self.completed, self.useful = False, 0.0
+        self.ends = self.looks = math.inf
+        """When training ends if nothing happens, and when the next look at that is due."""
         self.traffic: Traffic | None = None
         if setup.played is not None:
             self.traffic = Traffic(
@@ -80,7 +82,9 @@ class RunState:
                 self.traffic.add_empty(self.nodes.empty)
                 self.nodes.empty = 0
             allowed = self.traffic.read_for(wanted)
-        self.after(self.books.enter(now, wanted, allowed), self._on_end, self.epoch)
+        self.ends = now + self.books.enter(now, wanted, allowed)
+        if self.ends < self.looks:
+            self._look_for_end()
         if played is not None and played.tier is not None:
             seconds, save = self.progress.seconds_to_save(self.progress.tiers[played.tier].every)
             if save < self.progress.target * (1 - 1e-12):
@@ -141,8 +145,20 @@ class RunState:
 
     # ---- the end
 
-    def _on_end(self, epoch: int) -> None:
-        if epoch != self.epoch or self.state != RUN:
+    def _look_for_end(self) -> None:
+        """One event waits for the end, however often it moves on: a queue of stale ones would grow with the run."""
+        self.looks = self.ends
+        if math.isfinite(self.ends):
+            self.after(max(0.0, self.ends - self.now), self._on_end, self.ends)
+
+    def _on_end(self, looked: float) -> None:
+        if looked != self.looks:
+            return
+        self.looks = math.inf
+        if self.state != RUN:
+            return
+        if self.ends > looked:
+            self._look_for_end()
             return
         self.leave()
         self.books.finish()

@@ -34,6 +34,8 @@ class PlayedStorage:
     data: float = 0.0
     """Read by training at full speed; with a cache only until it is full."""
     data_cap: float = 0.0
+    data_speed: float = 1.0
+    """Speed that this reading leaves on average, for closed forms."""
     cache_bytes: float = 0.0
     """Of the dataset on all local disks together; 0: no cache."""
 

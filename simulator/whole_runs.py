@@ -174,8 +174,6 @@ def not_modelled(setup: RunSetup) -> list[str]:
         found.append("repairs that fail: none are stated")
     if faults.spares is not None and not faults.spares_shared_with:
         found.append("other jobs that take from the same spares: none are stated")
-    if setup.played is None and len(setup.tiers) > 1 and setup.checkpoint_bytes:
-        found.append("single transfers on shared storage: mean times are taken")
     if setup.faults.spares is None and setup.sources:
         found.insert(0, "waiting for spares: none are stated, so one is always at hand")
     return found

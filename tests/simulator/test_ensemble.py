@@ -3,10 +3,13 @@
 import json
 import math
 import sys
+import types
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from joblib import register_parallel_backend
+from joblib.parallel import ThreadingBackend
 
 from scenarios.faults import Failure, Faults
 from simulator.ensemble import ensemble_json, quantile_interval, simulate_runs, spread
@@ -97,6 +100,20 @@ def test_ray_is_an_extra(setup, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"pip install 'headway-planner\[ray\]'"):
         simulate_runs(setup, 2, 0, backend="ray")
+
+
+def test_ray_is_a_back_end_of_joblib(setup, monkeypatch):
+    """Ray's back end returns lists and no generators (Ray 2.60); the runs are the same."""
+
+    class LikeRay(ThreadingBackend):
+        supports_return_generator = False
+
+    module = types.ModuleType("ray.util.joblib")
+    module.register_ray = lambda: register_parallel_backend("ray", LikeRay)
+    for name in ("ray", "ray.util"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert simulate_runs(setup, 6, 2, jobs=2, backend="ray") == simulate_runs(setup, 6, 2)
 
 
 def test_parts_are_the_whole(setup, tmp_path):

@@ -1,6 +1,7 @@
 """Whole runs: their books, their ends, and what luck may and may not change. Exactness: test_run_exactness.py."""
 
 import math
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -227,3 +228,16 @@ def test_tiers_that_cannot_work_are_refused():
         Progress(600.0, (tier(1.0, 700.0),), 1e6)
     with pytest.raises(ValueError, match="not nested"):
         Progress(600.0, (tier(1.0, every=2), tier(1.0, every=3)), 1e6)
+
+
+def test_a_long_run_needs_no_more_memory_than_a_short_one():
+    def peak(days):
+        setup = replace(setup_of(600, 5, 600, 20, days=1e5, parts=(0.7, 0.3)), horizon_seconds=days * DAY)
+        simulate_run(setup, 0)  # what is imported and cached
+        tracemalloc.start()
+        simulate_run(setup, 0)
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used
+
+    assert peak(160) < 1.1 * peak(40)  # 5,800 failures and 23,000

@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -12,7 +13,7 @@ from simulator.failures import failure_events, generator
 from simulator.run import simulate_run
 from simulator.run_setup import RunSetup
 from simulator.run_traffic import PlayedStorage
-from simulator.shared_storage import Sharer
+from simulator.shared_storage import Sharer, play_storage
 from simulator.tiers import SURVIVES, SaveTier
 
 DAY = 86400.0
@@ -300,3 +301,58 @@ def test_equal_to_a_loop_in_which_every_transfer_is_an_event(block):
 
 def found_size(setup):
     return setup.checkpoint_bytes
+
+
+def test_alone_on_the_storage_played_transfers_are_the_mean_times():
+    """One job on a storage of its own: a save takes size over rate, as the arithmetic has it, to the last second."""
+    size, rate, interval = 60e9, 1e9, 600.0
+    tier = SaveTier(
+        name="disk", every=1, stall_seconds=2.0, drain_seconds=size / rate, load_seconds=size / rate,
+        survives=SURVIVES["parallel-file-system"], keep=3,
+    )  # fmt: skip
+    failures = (Failure(component="node", rate_per_second=5 / DAY, per="job", lost_nodes=0),)
+    setup = RunSetup(
+        step_seconds=60.0, num_steps=20_000, tokens_per_step=1, interval_steps=10, tiers=(tier,), num_gpus=64,
+        num_nodes=8, faults=Faults(name="x", failures=failures, restart_seconds=300.0),
+    )  # fmt: skip
+    store = PlayedStorage(
+        tier=0, write=rate, read=rate, nodes_cap=9e9, save_bytes=size, save_cap=9e9, restore_bytes=size
+    )
+    for seed in range(5):
+        mean, played = simulate_run(setup, seed), simulate_run(replace(setup, played=store), seed)
+        assert played.wall_seconds == pytest.approx(mean.wall_seconds, abs=1e-5)
+        assert played.lost_seconds["rework"] == pytest.approx(mean.lost_seconds["rework"], abs=1e-5)
+        assert played.checkpoints == mean.checkpoints
+    stops = replace(setup, tiers=(replace(tier, stall_seconds=size / rate, drain_seconds=0.0),))
+    mean, played = simulate_run(stops, 1), simulate_run(replace(stops, played=replace(store, stops=True)), 1)
+    assert played.wall_seconds == pytest.approx(mean.wall_seconds, abs=1e-5)
+    assert interval == setup.interval_seconds
+
+
+def test_other_jobs_lengthen_saves_as_their_mean_times_say():
+    """The restores of a job in a busy hour take as long as those of the same job in ``play_storage``."""
+    others = tuple(
+        Sharer(save_bytes=200e9, every_seconds=every, cap_bytes_per_second=9e9, mtbf_seconds=9000.0)
+        for every in (900.0, 1130.0, 1370.0)
+    )
+    own = Sharer(save_bytes=60e9, every_seconds=602.0, cap_bytes_per_second=9e9, mtbf_seconds=4 * 3600.0)
+    mean = np.mean([play_storage((own, *others), 1e9, 1e9, seed=seed)[0].read_seconds for seed in range(8)])
+    tier = SaveTier(
+        name="disk", every=1, stall_seconds=2.0, drain_seconds=0.0, load_seconds=60.0,
+        survives=SURVIVES["parallel-file-system"],
+    )  # fmt: skip
+    failures = (Failure(component="software", rate_per_second=6 / DAY, per="job", lost_nodes=0),)
+    store = PlayedStorage(
+        tier=0, write=1e9, read=1e9, nodes_cap=9e9, save_bytes=60e9, save_cap=9e9, restore_bytes=60e9, others=others
+    )
+    setup = RunSetup(
+        step_seconds=60.0, num_steps=10**7, tokens_per_step=1, interval_steps=10, tiers=(tier,), num_gpus=64,
+        num_nodes=8, faults=Faults(name="x", failures=failures, rate_spread=0.0), played=store,
+        horizon_seconds=40 * DAY,
+    )  # fmt: skip
+    loads = [
+        outcome.lost_seconds["load"] / sum(outcome.failures.values())
+        for outcome in (simulate_run(setup, seed) for seed in range(8))
+    ]
+    assert mean > 1.3 * 60.0
+    assert np.mean(loads) == pytest.approx(mean, rel=0.08)
