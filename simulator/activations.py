@@ -77,11 +77,15 @@ def inner_tensors(part: Mlp | Moe, keeping: Keeping) -> int:
 
 
 def _expert_bytes(moe: Moe, element: float, hidden: int, share: Shares, keeping: Keeping) -> Floats:
-    """Router scores, routed copies before and after the experts, and the experts' inner activations."""
+    """Router scores, routed copies before and after the experts, and the experts' inner activations.
+
+    Where each operation is a kernel of its own, the copies after the experts are kept once more with their weights.
+    """
     ranks = share.ranks
     tokens = share.tokens / ranks.tp
     inner = inner_tensors(moe, keeping)
-    routed = tokens * moe.top_k * (2.0 * hidden * ranks.etp + inner * moe.ffn_hidden_size)
+    copies = (3.0 if keeping.gate_copy else 2.0) * hidden * ranks.etp
+    routed = tokens * moe.top_k * (copies + inner * moe.ffn_hidden_size)
     shared = tokens * inner * moe.shared_ffn_hidden_size
     return element * (routed + shared) + 4.0 * tokens * moe.num_experts
 

@@ -34,7 +34,7 @@ class Keeping:
     norm_bytes: float | None
     """Kept for the backward of a norm; None: its input in the format of activations."""
     gate_copy: bool
-    """Gate, its activation and their product are three tensors, not one fused operation."""
+    """Gate, its activation and their product are three tensors, and weighted outputs of experts one more."""
     output_copy: bool
     """The attention output is copied to the layout that the projection wants."""
     logit_bytes: float
