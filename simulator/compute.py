@@ -15,7 +15,7 @@ from simulator.parameters import Efficiency, Parameters
 from simulator.software import Software, software
 from topologies.cluster import AttentionPoint, Cluster, GemmPoint
 from topologies.errors import InputError
-from topologies.hardware import Precision
+from topologies.hardware import Gpu, Precision
 
 CAST_WEIGHT = {"fp8": 1.0, "mxfp8": 1.5, "nvfp4": 2.5}
 """Traffic of quantisation against plain fp8: block scales and a second copy cost more (fit of published runs)."""
@@ -73,8 +73,7 @@ def rates(cluster: Cluster, job: Job, parameters: Parameters) -> Rates:
     wide: Precision = job.precision if job.precision in ("fp32", "fp16", "bf16") else "bf16"
     stack = software(cluster, job, parameters)
     factor = parameters.gpu_factor[gpu.name].value if gpu.name in parameters.gpu_factor else 1.0
-    if gpu.power_limit_watts is not None:
-        factor = factor * (gpu.power_limit_watts / gpu.power_watts) ** parameters.power.value
+    factor = factor * clock_share(gpu, parameters)
     slowdown = cluster.oversubscribed_cores
     facts: list[str] = []
 
@@ -128,6 +127,18 @@ def rates(cluster: Cluster, job: Job, parameters: Parameters) -> Rates:
         parameters=parameters,
         facts=tuple(facts),
     )
+
+
+def clock_share(gpu: Gpu, parameters: Parameters) -> float:
+    """Clocks that a board power limit leaves, against those at full power: the ratio of the powers to an exponent.
+
+    Dynamic power goes with the frequency and the square of a voltage that follows it, so that clocks fall with
+    its cube root at least; leakage and memory, which do not slow down, make it a little more.
+    """
+    if gpu.power_limit_watts is None:
+        return 1.0
+    share: float = (gpu.power_limit_watts / gpu.power_watts) ** parameters.power.value
+    return share
 
 
 def shown(value: Floats | float) -> str:
