@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.question import Question
-from planner.rules import DUALPIPE, INTERLEAVED, ONE_F_ONE_B, ZBV
+from planner.rules import DUALPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1, ZBV
 from scenarios.layout import RECOMPUTES
 from simulator.arrays import CHUNK_ROWS, LayoutArrays
 from simulator.data_parallel import HIDDEN_BEHIND
 from simulator.evaluation import Evaluation, evaluate
+from simulator.layers import LayerTimes
 from simulator.links import links
 from simulator.memory import memory_parts
 from simulator.parameters import shipped_parameters
@@ -114,9 +115,11 @@ def step_floor(
     simple = m * slowest
     long, short = 2.0 * whole + (m - pp - 1) * slowest, np.maximum(simple, 2.0 * whole * m / (m + 1))
     ramp = _first_chunks(question, rows, totals[commonest], full) * layer[commonest]
+    late = _late_weights(rows, one.times[commonest], totals[commonest], full)
+    split = m * even + np.minimum(late, m * layer[commonest])
     pipeline = np.select(
-        [~piped, (rows.schedule == ONE_F_ONE_B) & (vpp == 1), rows.schedule == INTERLEAVED],
-        [simple, np.where(m > pp, long, short), np.maximum(simple, m * even + ramp)],
+        [~piped, (rows.schedule == ONE_F_ONE_B) & (vpp == 1), rows.schedule == INTERLEAVED, rows.schedule == ZB_H1],
+        [simple, np.where(m > pp, long, short), np.maximum(simple, m * even + ramp), np.maximum(simple, split)],
         simple,
     )
     tail = _tail_floor(question, one, share, piped, slow, pipeline, m, software.exposed_fsdp)
@@ -135,6 +138,18 @@ def _first_chunks(question: Question, rows: LayoutArrays, total: float, full: Fl
     first = rows.pp - 1 - np.maximum(rows.pp * full - total, 0)
     waits = [total - full * (rows.pp - rank) - rank * others * high for rank in (first, rows.pp - 1)]
     return np.asarray(np.where(first > 0, np.clip(np.minimum(*waits), 0.0, micro), 0.0))
+
+
+def _late_weights(rows: LayoutArrays, layer: LayerTimes, total: float, full: Floats) -> Floats:
+    """Seconds that a rank with its full share adds to its work in ZB-H1, or less than none.
+
+    It waits for the forwards of the ranks before it, and their backwards follow its last one, before which it puts off
+    as many weight gradients as its number says.
+    """
+    rank = rows.pp - 1 - np.maximum(rows.pp * full - total, 0)
+    before = total - full * (rows.pp - rank)
+    waits = before * (layer.total - layer.weight_gradient) - rank * full * layer.weight_gradient
+    return np.asarray(np.where((rank > 0) & (layer.total >= 2 * layer.weight_gradient), waits, 0.0))
 
 
 def _tail_floor(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from planner.placement import nodes_text
@@ -30,6 +35,12 @@ OBJECTIVES = ("time", "cost", "goodput", "energy")
 )
 @click.option("--objective", type=click.Choice(OBJECTIVES), help="What to minimise; default: as the scenario says.")
 @click.option("--deadline", metavar="TIME", help="The run must end in this time: '30 d'.")
+@click.option(
+    "--time-limit",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Stop searching then, with the best plan so far and its gap; the answer then depends on the machine.",
+)
 @click.option("--exclude-nodes", metavar="NODES", help="Broken or reserved nodes: '3, 17-20', or names of the cluster.")
 @click.option("--calibrate", is_flag=True, help="Measure this machine, run the best few layouts, keep the fastest.")
 @click.option("--calibrate-dir", default="out/calibrated-plan", show_default=True, help="With --calibrate: its files.")
@@ -42,6 +53,7 @@ def plan(
     overrides: tuple[str, ...],
     objective: str | None,
     deadline: str | None,
+    time_limit: float | None,
     exclude_nodes: str | None,
     calibrate: bool,
     calibrate_dir: str,
@@ -69,7 +81,9 @@ def plan(
     changes += [f"job.deadline={json.dumps(deadline)}"] if deadline else []
     changes += [f"exclude_nodes={json.dumps(exclude_nodes)}"] if exclude_nodes else []
     asked = load_scenario(scenario, overrides=changes, inputs=inputs)
-    made = make_plan(asked, pins=parse_pins(pins, scenario_pins(asked)), top=top, inputs=inputs)
+    fixed = parse_pins(pins, scenario_pins(asked))
+    with _searching() as told:
+        made = make_plan(asked, pins=fixed, top=top, inputs=inputs, time_limit_seconds=time_limit, told=told)
     if output == "-":
         write_output("-", to_json(made.as_json()) + "\n")
         return
@@ -105,6 +119,21 @@ def _right_size(scenario: str, folder: Path, settings: list[str], output: str | 
         table.add_row(one.layout, f"{one.predicted_seconds:.3f} s", measured, f"{one.error:+.1%}", str(one.plan))
     console().print(table)
     say(f"the fastest is {best.plan}; what the runs taught is in {folder / 'machine.yaml'}")
+
+
+@contextmanager
+def _searching() -> Iterator[Callable[[Any], None]]:
+    """A progress line on stderr, on a terminal only, from the state of the search."""
+    bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
+                   console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())  # fmt: skip
+    task = bar.add_task("bounding layouts", total=None)
+
+    def told(found: Any) -> None:
+        best = "none fits yet" if found.best is None else f"best step {found.best.found.seconds:.4g} s"
+        bar.update(task, description=f"{len(found.opened)} layouts opened, {found.relaxed} relaxed, {best}")
+
+    with bar:
+        yield told
 
 
 @command("sweep")

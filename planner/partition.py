@@ -5,6 +5,7 @@ The bound comes from the program's dual, the value from the simulator's formulas
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -17,10 +18,10 @@ from scipy.optimize import linprog
 
 from planner.ilp import CHAIN, Program, SolverName, solve
 from planner.partition_dp import best_intervals, choice_of
-from planner.paths import Path
+from planner.paths import Path, path_key
 from planner.recompute import uniform_choices
 from planner.stage_problem import MAX_COLUMNS, Choice, StageProblem
-from planner.stage_program import choice_of_values, cut, cut_constant, stage_program, stage_seconds
+from planner.stage_program import choice_of_values, cut, stage_program, stage_seconds
 from planner.tightening import (
     chunk_bound,
     interval_bound,
@@ -150,8 +151,7 @@ class Solving:
 
     def start(self) -> None:
         """Walk the uniform split with the least recompute: the first choice."""
-        for choice in self.uniform:
-            self._offer(choice)
+        self._offer(self.uniform)
         self.found.uniform_seconds = self.found.seconds
 
     def relax(self, cutoff: float, effort: Effort) -> None:
@@ -176,9 +176,10 @@ class Solving:
         """Begin with the paths of other layouts that take longest here."""
         known, problem = self.problem.pool.paths, self.problem
         if self.found.choice is not None:
-            times = np.array(problem.choice_seconds(self.found.choice))
-            known = sorted(known, key=lambda path: -self._taken(path, times, problem.pieces.host))
-        self.active.update((path.key(), path) for path in known[:FIRST_PATHS])
+            fixed = np.array([problem.pieces.send, problem.pieces.host])
+            times = np.concatenate([*problem.choice_seconds(self.found.choice), fixed])
+            known = known[np.argsort(-(known @ times), kind="stable")]
+        self.active.update((path_key(path), path) for path in known[:FIRST_PATHS])
 
     def _by_paths(self, rounds: int, cutoff: float, effort: Effort) -> bool:
         """Solve the relaxation and add the paths that it breaks; True: it breaks no more (or next to none)."""
@@ -206,8 +207,7 @@ class Solving:
         """One chunk per rank: the dynamic program bounds all plans, and what it met are good ones."""
         bound, sizes = interval_bound(self.problem)
         self.found.bound = max(self.found.bound, bound)
-        for one in sizes:
-            self._offer(choice_of(self.problem, one))
+        self._offer([choice_of(self.problem, one) for one in sizes])
 
     def _by_shares(self, cutoff: float, effort: Effort) -> None:
         """Bound case by case which rank is the last to hold as many layers as it can in a better step."""
@@ -268,7 +268,7 @@ class Solving:
             found.bound = max(found.bound, min(answer.bound, self.excluded, found.seconds))
             if answer.values is None:
                 return
-            new = self._offer(choice_of_values(problem, answer.values))
+            new = self._offer([choice_of_values(problem, answer.values)])
             if not self._add_paths(answer.values) and not new:
                 return
 
@@ -276,24 +276,25 @@ class Solving:
         """The program with its active paths, and with some rows more."""
         program, problem = self.program.copy(), self.problem
         for path in self.active.values():
-            program.add(cut(problem, path), left=cut_constant(problem, path))
+            row, left = cut(problem, path)
+            program.add(row, left=left)
         for row, least, most in limits:
             program.add(row, left=least, right=most)
         return program
 
-    def _offer(self, choice: Choice) -> bool:
-        """Walk a choice, keep it if it is the best, and its path; False: the program had it."""
-        seconds, path = self.problem.seconds(choice)
-        if seconds < self.found.seconds:
-            self.found.seconds, self.found.choice = seconds, choice
-        self.problem.pool.add(path)
-        new = path.key() not in self.active
-        self.active[path.key()] = path
+    def _offer(self, choices: Sequence[Choice]) -> bool:
+        """Walk choices, keep the best one and all their paths; False: the program had them."""
+        if not choices:
+            return False
+        seconds, paths = self.problem.seconds(choices)
+        best = int(np.argmin(seconds))
+        if seconds[best] < self.found.seconds:
+            self.found.seconds, self.found.choice = float(seconds[best]), choices[best]
+        self.problem.pool.add(paths)
+        keys = {path_key(path): path for path in paths}
+        new = not keys.keys() <= self.active.keys()
+        self.active.update(keys)
         return new
-
-    def _taken(self, path: Path, times: Floats, host: float) -> float:
-        stages = path.forward @ times[0] + path.backward @ times[1] + path.weight @ times[2]
-        return float(stages) + path.sends * self.problem.pieces.send + path.passes * host
 
     def _add_paths(self, values: Floats) -> bool:
         """Add the paths that a fractional solution breaks; False: it breaks none.
@@ -303,25 +304,23 @@ class Solving:
         """
         problem, at, pieces = self.problem, self.problem.extra, self.problem.pieces
         host = pieces.host + pieces.straggler * float(values[at["gather"]]) / (2 * problem.vpp)
-        pipeline = float(values[at["pipeline"]])
-        times = np.array(stage_seconds(problem, values))
-        points = [times]
+        limit = float(values[at["pipeline"]])
+        points = np.array(stage_seconds(problem, values))[None]
         if self.found.choice is not None:
-            between = 0.5 * (times + np.array(problem.choice_seconds(self.found.choice)))
-            ranks = np.array(problem.ranks)
-            points += [between, *(between * np.where(ranks == rank, SLOWER, 1.0) for rank in range(problem.pp))]
-        fresh: dict[bytes, tuple[float, Path]] = {}
-        for forward, backward, weight in points:
-            problem.pool.add(problem.pool.walks.longest(forward, backward, weight, pieces.send, host)[1])
-        for path in problem.pool.paths:
-            taken = self._taken(path, times, host)
-            if taken > pipeline * (1 + CLOSE) and path.key() not in self.active:
-                fresh[path.key()] = (taken, path)
-        for key, path in list(self.active.items()):
-            if len(self.active) > FIRST_PATHS and self._taken(path, times, host) < LOOSE * pipeline:
-                del self.active[key]
-        worst = sorted(fresh.items(), key=lambda item: -item[1][0])[:PATHS_A_ROUND]
-        self.active.update((key, path) for key, (_, path) in worst)
+            between = 0.5 * (points[0] + np.array(problem.choice_seconds(self.found.choice)))
+            slower = np.where(np.array(problem.ranks) == np.arange(problem.pp)[:, None], SLOWER, 1.0)
+            points = np.concatenate([points, between[None], between[None] * slower[:, None]])
+        fixed = np.broadcast_to([pieces.send, host], (len(points), 2))
+        times = np.concatenate([points.reshape(len(points), -1), fixed], axis=1)
+        problem.pool.add(problem.pool.walks.longest(times)[1])
+        if len(self.active) > FIRST_PATHS:
+            self.active = {key: path for key, path in self.active.items() if path @ times[0] >= LOOSE * limit}
+        known = problem.pool.paths
+        taken = known @ times[0]
+        broken = [row for row in np.argsort(-taken, kind="stable") if taken[row] > limit * (1 + CLOSE)]
+        fresh = {path_key(known[row]): known[row] for row in broken[: PATHS_A_ROUND + len(self.active)]}
+        fresh = {key: path for key, path in fresh.items() if key not in self.active}
+        self.active.update(itertools.islice(fresh.items(), PATHS_A_ROUND))
         return bool(fresh)
 
     def _one_stage(self) -> bool:
@@ -329,8 +328,7 @@ class Solving:
         problem = self.problem
         if problem.stages > 1:
             return False
-        for column in problem.columns:
-            self._offer(Choice(windows=(column.window,), layers=(column.layers,)))
+        self._offer([Choice(windows=(column.window,), layers=(column.layers,)) for column in problem.columns])
         self.found.bound, self.found.solver, self.found.status = self.found.seconds, "enumeration", "Optimal"
         self.found.sol_status = "optimal" if self.found.choice else "none"
         return True
@@ -344,8 +342,9 @@ class Solving:
     def _without_solver(self, reason: str) -> None:
         """The dynamic program (one chunk per rank) gives a choice; the bound of the relaxation stays."""
         self.found.notes.add(reason)
-        for choice in best_intervals(self.problem) if self.problem.vpp == 1 else ():
-            self._offer(choice)
+        choices = list(best_intervals(self.problem)) if self.problem.vpp == 1 else []
+        if choices:
+            self._offer(choices)
             self.found.solver, self.found.status, self.found.sol_status = "dynamic program", "fallback", "feasible"
 
 

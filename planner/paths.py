@@ -6,6 +6,8 @@ of these sums, and therefore a lower bound (a cut) for all plans with the same s
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,6 +20,7 @@ from simulator.longest_path import op_graph
 from simulator.schedule import op_orders, schedule_complaint, stage_rank
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 MAX_OPS = 60_000
 """Longer steps are not solved exactly."""
@@ -25,75 +28,53 @@ SLOWER = (1.08, 1.3)
 """Seed paths: those that appear where one rank, or one virtual stage, is so much slower than the others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
-    """How often a path meets each virtual stage: ``forward @ F + backward @ B + weight @ W + sends s + passes p``."""
+Path = Floats
+"""How often a path meets each virtual stage, and what stages take, in one row each: F, B and W of all stages in model
+order, then sends and passes. Their product is what the path takes."""
 
-    forward: Floats
-    backward: Floats
-    weight: Floats
-    sends: float
-    passes: float
 
-    def key(self) -> bytes:
-        """Equal for equal paths."""
-        parts = np.concatenate([self.forward, self.backward, self.weight, [self.sends, self.passes]])
-        return np.round(parts, 6).tobytes()
+def path_key(path: Path) -> bytes:
+    """Equal for equal paths."""
+    return np.round(path, 6).tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The ops of one schedule in a form that is walked fast."""
+    """The ops of one schedule, in levels: those of a level wait only for earlier ones, so they are walked together."""
 
-    num_stages: int
-    ranks: tuple[int, ...]
-    """Pipeline rank of each virtual stage."""
-    topological: list[int]
-    previous: list[int]
-    inputs: list[int]
-    """The first input of each op; -1: none. Index -1 answers with time 0."""
-    more_inputs: dict[int, int]
-    """The second input of the first op of a fused pair."""
-    types: npt.NDArray[np.int64]
-    """Ops of one type take equally long."""
+    levels: tuple[tuple[slice, Ints, Ints, Ints | None], ...]
+    """Ops of a level, and what each waits for: the op before it on its rank, its input, the second input of a fused
+    pair. Index -1 answers with time 0."""
+    waits: Ints
+    """The same for all ops, one line more for index -1, three columns."""
+    types: Ints
+    """Ops of one type take equally long; one entry more for index -1."""
     terms: Floats
     """Shape (types, 3 stages + 2): the duration of a type as a sum of F, B and W of stages, sends and passes."""
 
-    def longest(
-        self, forward: Floats, backward: Floats, weight: Floats, send: float, host: float
-    ) -> tuple[float, Path]:
-        """Return the makespan for these seconds per virtual stage, and a path that takes so long.
+    def longest(self, times: Floats) -> tuple[Floats, list[Path]]:
+        """Return the makespan for each row of times, and a path that takes so long.
 
-        ``send`` is added to ops whose result another rank needs, ``host`` to every forward and backward.
+        A row holds the seconds of forward, backward and weight gradient of every stage (the backward with the weight
+        gradient), then what is added to an op whose result another rank needs, and to every forward and backward.
         """
-        seconds = (self.terms @ np.concatenate([forward, backward, weight, [send, host]]))[self.types].tolist()
-        previous, inputs, more = self.previous, self.inputs, self.more_inputs
-        end = [0.0] * (len(seconds) + 1)
-        parent = [-1] * len(seconds)
-        for i in self.topological:
-            before, source = previous[i], inputs[i]
-            start = end[before]
-            if end[source] > start:
-                start, before = end[source], source
-            if i in more and end[more[i]] > start:
-                start, before = end[more[i]], more[i]
-            parent[i] = before
-            end[i] = start + seconds[i]
-        end.pop()
-        at = int(np.argmax(end))
-        makespan, met = end[at], []
-        while at >= 0:
+        seconds = (times @ self.terms.T).T[self.types[:-1]]
+        end = np.zeros((len(self.types), len(times)))
+        for ops, previous, inputs, more in self.levels:
+            start = np.maximum(end[previous], end[inputs])
+            if more is not None:
+                start = np.maximum(start, end[more])
+            end[ops] = start + seconds[ops]
+        columns = np.arange(len(times))
+        at = np.argmax(end[:-1], axis=0)
+        makespans, met = end[at, columns], []
+        while np.any(at >= 0):
             met.append(at)
-            at = parent[at]
-        terms = np.bincount(self.types[met], minlength=len(self.terms)) @ self.terms
-        n = self.num_stages
-        return makespan, Path(
-            forward=terms[:n],
-            backward=terms[n : 2 * n],
-            weight=terms[2 * n : 3 * n],
-            sends=float(terms[-2]),
-            passes=float(terms[-1]),
-        )
+            before = self.waits[at]
+            at = before[columns, np.argmax(end[before, columns[:, None]], axis=1)]
+        types = self.types[np.array(met)]
+        counts = [np.bincount(types[:, column], minlength=len(self.terms) + 1)[:-1] for column in columns]
+        return makespans, list(np.array(counts) @ self.terms)
 
 
 def num_ops(pp: int, vpp: int, num_microbatches: int, schedule: Schedule) -> int:
@@ -132,16 +113,32 @@ def pipeline(schedule: Schedule, pp: int, vpp: int, num_microbatches: int) -> Pi
             row[-2], row[-1] = i in crossing, op.kind != "W"
             terms.append(row)
         types.append(places[key])
-    rank_of = dict(zip((op.stage for op in ops), graph.ranks, strict=True))
+    waits = np.full((len(ops) + 1, 3), -1)
+    waits[:-1, 0] = graph.previous
+    for i, inputs in enumerate(graph.inputs):
+        waits[i, 1 : 1 + len(inputs)] = inputs
+    return _levelled(graph.topological, waits, np.array(types), np.array(terms))
+
+
+def _levelled(topological: tuple[int, ...], waits: Ints, types: Ints, terms: Floats) -> Pipeline:
+    """Number the ops level by level."""
+    level, lines = [0] * len(waits), waits.tolist()
+    for i in topological:
+        level[i] = 1 + max(level[j] if j >= 0 else 0 for j in lines[i])
+    order = np.argsort(level[:-1], kind="stable")
+    place = np.full(len(waits), -1)
+    place[order] = np.arange(len(order))
+    sorted_waits = np.concatenate([place[waits[order]], waits[-1:]])
+    ends = np.searchsorted(np.array(level)[order], np.arange(1, max(level) + 2))
+    levels = []
+    for first, last in itertools.pairwise(ends):
+        before, inputs, more = sorted_waits[first:last].T
+        levels.append((slice(int(first), int(last)), before, inputs, more if np.any(more >= 0) else None))
     return Pipeline(
-        num_stages=stages,
-        ranks=tuple(rank_of[stage] for stage in range(stages)),
-        topological=list(graph.topological),
-        previous=list(graph.previous),
-        inputs=[one[0] if one else -1 for one in graph.inputs],
-        more_inputs={i: one[1] for i, one in enumerate(graph.inputs) if len(one) > 1},
-        types=np.array(types),
-        terms=np.array(terms),
+        levels=tuple(levels),
+        waits=sorted_waits,
+        types=np.concatenate([types[order], [len(terms)]]),
+        terms=terms,
     )
 
 
@@ -165,28 +162,32 @@ class PathPool:
         return pipeline(*self.degrees)
 
     @property
-    def paths(self) -> list[Path]:
-        """All paths that are known."""
+    def paths(self) -> Floats:
+        """All paths that are known, one row each."""
         if not self._seeded:
             self._seeded = True
-            for times in self._seeds():  # a backward of twice the forward, half of it the weight gradient
-                self.add(self.walks.longest(times, 2.0 * times, times, 0.0, 0.0)[1])
-        return self._paths
+            times = self._seeds()  # a backward of twice the forward, half of it the weight gradient
+            self.add(
+                self.walks.longest(np.concatenate([times, 2.0 * times, times, np.zeros((len(times), 2))], axis=1))[1]
+            )
+        return np.array(self._paths)
 
-    def add(self, path: Path) -> None:
-        """Keep a path."""
-        key = path.key()
-        if key not in self._keys:
-            self._keys.add(key)
-            self._paths.append(path)
+    def add(self, paths: Iterable[Path]) -> None:
+        """Keep the paths that are new."""
+        for path in paths:
+            key = path_key(path)
+            if key not in self._keys:
+                self._keys.add(key)
+                self._paths.append(path)
 
-    def _seeds(self) -> list[Floats]:
+    def _seeds(self) -> Floats:
+        """Times of the stages, one row each: equal, then each rank, and each stage of several per rank, slower."""
         _, pp, vpp, _ = self.degrees
-        ranks = np.array(self.ranks)
-        slower = [np.ones(len(ranks)), *(np.where(ranks == rank, SLOWER[0], 1.0) for rank in range(pp))]
-        if vpp > 1 and len(ranks) * self.walks.types.size <= MAX_OPS * 8:
-            slower += [np.where(np.arange(len(ranks)) == stage, SLOWER[1], 1.0) for stage in range(len(ranks))]
-        return slower
+        ranks, stages = np.array(self.ranks), np.arange(pp * vpp)
+        rows = [np.ones((1, len(ranks))), np.where(ranks == np.arange(pp)[:, None], SLOWER[0], 1.0)]
+        if vpp > 1 and len(ranks) * len(self.walks.types) <= MAX_OPS * 8:
+            rows.append(np.where(stages == stages[:, None], SLOWER[1], 1.0))
+        return np.concatenate(rows)
 
 
 class PathPools:

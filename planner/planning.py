@@ -35,7 +35,7 @@ LEAST_TOLD = 0.9
 """Where they are not, layouts on at least this share are told if they are faster ..."""
 WORTH_TELLING = 0.98
 """... than this share of the chosen step, ..."""
-LOOKED_AT = 40
+LOOKED_AT = 16
 """... with equal stages, if they are among this many: a hint, not a search."""
 
 

@@ -13,7 +13,7 @@ from simulator.stages import stage_layers
 
 Floats = npt.NDArray[np.float64]
 
-MAX_PRODUCT = 20_000
+MAX_PRODUCT = 3_000
 """Mixes of the chunks of one rank that are compared one by one; more are chosen greedily."""
 
 
@@ -59,7 +59,7 @@ def least_recompute(
     live, room = problem.live[rank], problem.room(rank) - sum(one.held for one in options)
     far = [abs(place - preferred) for place in range(len(options))]
     seconds = [one.forward + one.backward for one in options]
-    if math.prod(len(one.layers) for one in options) > MAX_PRODUCT:
+    if too_many(options):
         rows = _greedy(options, seconds, far, live, room)
         return None if rows is None else [one.layers[row] for one, row in zip(options, rows, strict=True)]
     rows_of = np.stack(np.meshgrid(*(np.arange(len(one.layers)) for one in options), indexing="ij")).reshape(
@@ -76,6 +76,11 @@ def least_recompute(
     total = np.round(work.sum(axis=0), 12)
     order = np.lexsort((distance, total, ~fits))
     return [one.layers[row] for one, row in zip(options, rows_of[:, order[0]], strict=True)]
+
+
+def too_many(options: list[Mixes]) -> bool:
+    """Whether the combinations are too many to compare."""
+    return math.prod(len(one.layers) for one in options) > MAX_PRODUCT
 
 
 def _greedy(options: list[Mixes], seconds: list[Floats], far: list[int], live: Floats, room: float) -> list[int] | None:

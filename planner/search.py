@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,12 @@ SPREAD = 2
 rounded down or up."""
 FIRST_SHARPENING = 8
 """Layouts that are opened before the others are bounded with memory."""
+LAST_TRIES = 30
+"""Layouts that are opened even when the time is over, as long as none was found that fits."""
 FREE_STARTS = 60
 """Layouts whose equal stages are walked even where they can be better by no more than the gap that is aimed at."""
+MOST_SHARPENED = 20_000
+"""Layouts that are bounded with memory while none is known that fits."""
 MOST_POLISHED = 400_000
 """Ops times virtual stages of a layout with virtual stages that is polished by the integer program."""
 CHUNK_ROUNDS = 2
@@ -117,7 +121,8 @@ class Search:
             (values[row], next(self.ticket), 0, int(row)) for row in np.argsort(values, kind="stable")
         ]
         self.closed: list[tuple[float, Opened | int]] = []
-        self._sharpen_at = FIRST_SHARPENING
+        self._sharpened: Literal["none", "some", "all"] = "none"
+        self._used_modes: tuple[Recompute, ...] | None = None
 
     def run(self) -> Found:
         """Work until the bound proves the best layout, or a limit is reached."""
@@ -129,11 +134,12 @@ class Search:
                 if bound >= found.value:
                     break
                 continue
-            if self.effort.over or self._limit_reached(step):
+            late = self.effort.over
+            if (late and (found.best is not None or len(found.opened) >= LAST_TRIES)) or self._limit_reached(step):
                 heapq.heappush(self.queue, (bound, ticket, step, item))
-                found.stopped_by = "time limit" if self.effort.over else f"limit of {self._limit(step)}"
+                found.stopped_by = "time limit" if late else f"limit of {self._limit(step)}"
                 break
-            if isinstance(item, int) and len(found.opened) >= self._sharpen_at and math.isfinite(found.value):
+            if isinstance(item, int) and self._sharpening_is_due():
                 heapq.heappush(self.queue, (bound, ticket, step, item))
                 self._sharpen()
                 continue
@@ -141,8 +147,8 @@ class Search:
             if opened is None:
                 self.closed.append((bound, item))
                 continue
-            if not isinstance(item, int):
-                self._advance(opened, step)
+            if late or not isinstance(item, int):
+                self._advance(opened, 1 if late else step)
             self._keep_best(opened)
             bound = self._bound_of(opened)
             if step < self.effort.steps and opened.found.gap > self.effort.gap and math.isfinite(bound):
@@ -202,23 +208,25 @@ class Search:
     def _complete(self) -> list[Opened]:
         return [one for one in self.found.opened if one.found.choice is not None]
 
+    def _sharpening_is_due(self) -> bool:
+        if self._sharpened == "none":
+            return len(self.found.opened) >= FIRST_SHARPENING
+        return self._sharpened == "some" and self.found.best is not None
+
     def _sharpen(self) -> None:
-        """Bound all layouts that are still in question once more, with memory."""
-        self._sharpen_at = len(self.layouts) + 1
-        limit = self.found.value
-        rows = np.array(
-            [item for bound, _, _, item in self.queue if isinstance(item, int) and bound < limit], dtype=np.int64
-        )
+        """Bound the layouts that are still in question once more, with memory; the first ones while none is known."""
+        limit, known = self.found.value, self.found.best is not None
+        self._sharpened = "all" if known else "some"
+        waiting = sorted((entry[0], entry[3]) for entry in self.queue if isinstance(entry[3], int) and entry[0] < limit)
+        rows = np.array([row for _, row in waiting[: None if known else MOST_SHARPENED]], dtype=np.int64)
         if not len(rows):
             return
         self.floors[rows] = np.maximum(self.floors[rows], sharpened(self.question, self.layouts.take(rows)))
-        self.queue = [
-            (max(bound, self.rates[item] * self.floors[item]), ticket, step, item)
-            if isinstance(item, int)
-            else (bound, ticket, step, item)
-            for bound, ticket, step, item in self.queue
+        raised = [
+            (max(bound, float(self.rates[item] * self.floors[item])) if isinstance(item, int) else bound, *rest, item)
+            for bound, *rest, item in self.queue
         ]
-        self.queue = [entry for entry in self.queue if math.isfinite(entry[0])]
+        self.queue = [entry for entry in raised if math.isfinite(entry[0])]
         heapq.heapify(self.queue)
 
     def _hopeless(self, bound: float, step: int, item: Opened | int) -> bool:
@@ -269,11 +277,14 @@ class Search:
         )
 
     def _modes(self, layout: Layout) -> tuple[Recompute, ...]:
-        """Selective recompute only where it keeps less than none."""
-        if "selective" not in self.modes or len(self.modes) == 1:
-            return self.modes
-        taken = pieces(self.question.cluster, self.question.job, layout, ("selective", "none"))
-        return self.modes if saves(taken) else tuple(mode for mode in self.modes if mode != "selective")
+        """Selective recompute only where it keeps less than none, which is the attention kernel's doing."""
+        if self._used_modes is None:
+            self._used_modes = self.modes
+            if "selective" in self.modes and len(self.modes) > 1:
+                taken = pieces(self.question.cluster, self.question.job, layout, ("selective", "none"))
+                if not saves(taken):
+                    self._used_modes = tuple(mode for mode in self.modes if mode != "selective")
+        return self._used_modes
 
     def _advance(self, opened: Opened, step: int) -> None:
         cutoff = self._cutoff(opened)

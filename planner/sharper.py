@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from planner.bounds import FULL, NONE, step_floor
 from planner.question import Question
+from planner.rules import DUALPIPE, ZBV
 from scenarios.layout import RECOMPUTES
 from simulator.activations import activation_bytes
 from simulator.arrays import LayoutArrays
@@ -68,7 +69,7 @@ def _of_one_depth(question: Question, rows: LayoutArrays, pp: int) -> Floats:
         cost = np.maximum(total_seconds - layer, 0.0) / np.maximum(spared_bytes, 1.0)
         per_byte = np.minimum(per_byte, np.where(spared_bytes > 0, cost, np.inf))
     held, base = _one_layer(question, rows, place)
-    room = question.cluster.gpu.usable_memory_bytes - base - factor * moment
+    room = (question.cluster.gpu.usable_memory_bytes - factor * moment)[:, None] - _on_ranks(rows, pp, base)
 
     ranks = np.broadcast_to(np.arange(pp, dtype=np.float64), (len(rows), pp))
     first, middle, last = live_microbatches(rows, ranks, one.share.num_microbatches)
@@ -78,11 +79,9 @@ def _of_one_depth(question: Question, rows: LayoutArrays, pp: int) -> Floats:
     spared = high * (passes - vpp * first) * (vpp > 1)
     need = held[:, None] + factor * first * kept[:, None]
     extra = np.where(np.isfinite(per_byte), per_byte, 0.0)[:, None] / (factor * first)
-    offset = room[:, None] - factor * spared * kept[:, None]
+    offset = room - factor * spared * kept[:, None]
     lean = held[:, None] + factor * first * least[:, None]
-    most = np.floor(
-        np.clip((room[:, None] - factor * spared * least[:, None]) / np.maximum(lean, 1.0), 0, total) + 1e-9
-    )
+    most = np.floor(np.clip((room - factor * spared * least[:, None]) / np.maximum(lean, 1.0), 0, total) + 1e-9)
     most = np.where(vpp > 1, np.minimum(most, vpp * high), most)
 
     def layers(seconds: Floats) -> Floats:
@@ -101,23 +100,37 @@ def _of_one_depth(question: Question, rows: LayoutArrays, pp: int) -> Floats:
     return np.where(fits, step_floor(question, rows, tables, one, low), np.inf)
 
 
+def _on_ranks(rows: LayoutArrays, pp: int, base: Floats) -> Floats:
+    """Bytes that the ranks hold beside their layers: shape (rows, pp); the last stage of a V lies on rank 0."""
+    folded = np.isin(rows.schedule, [ZBV, DUALPIPE]) & (rows.vpp == 2)
+    found = np.repeat(base[:, :1], pp, axis=1)
+    found[:, 0] += base[:, 1]
+    found[np.arange(len(rows)), np.where(folded, 0, pp - 1)] += base[:, 2]
+    return found
+
+
 def _one_layer(question: Question, rows: LayoutArrays, place: int) -> tuple[Floats, Floats]:
-    """Bytes of weights, gradients and optimizer of one layer on a rank, and of what every rank holds anyway."""
+    """Bytes of weights, gradients and optimizer of one layer on a rank, and of what is there beside layers.
+
+    That has three columns: what each rank holds anyway, what the embedding adds, what the head adds.
+    """
     model, parameters = question.job.model, shipped_parameters()
     columns = uniform_columns(model)
-    chunks = np.zeros((1, 1, 3, len(columns)))
-    chunks[0, 0, 0, place] = 1.0
+    chunks, ends = np.zeros((1, 3, 3, len(columns))), np.zeros((1, 3, 2))
+    chunks[0, :, 0, place] = 1.0
+    ends[0, 1, 0] = ends[0, 2, 1] = 1.0
     table = StageTables(
         columns=columns,
         index=np.zeros(len(rows), dtype=np.int64),
         busy=np.zeros((1, 1, len(columns) + 2)),
         chunks=chunks,
-        ends=np.zeros((1, 1, 2)),
-        ranks=np.zeros((1, 1)),
+        ends=ends,
+        ranks=np.zeros((1, 3)),
         totals=np.zeros(len(columns)),
     )
     parts = memory_parts(question.cluster, question.job, rows, table, parameters)
     static = parts["weights_bytes"] + parts["gradients_bytes"] + parts["optimizer_bytes"]
     factor = parameters.fragmentation.value
     others = parts["buffers_bytes"] + parts["reserve_bytes"] - factor * parts["activations_bytes"]
-    return static[:, 0], others[:, 0]
+    more = static - static[:, :1]
+    return static[:, 0], np.stack([others[:, 0], more[:, 1], more[:, 2]], axis=1)

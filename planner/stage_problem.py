@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -117,17 +118,19 @@ class StageProblem:
 
     # what a choice costs -----------------------------------------------------------------------------------------
 
-    def seconds(self, choice: Choice) -> tuple[float, Path]:
-        """Step of a choice, and the path that takes so long; the same as the simulator's."""
-        layers, pieces = np.array(choice.layers), self.pieces
-        forward, backward, weight = self.choice_seconds(choice)
-        dense, expert = self._rank_params(layers)
-        work = [sum(float(forward[q] + backward[q]) for q in chunk) for chunk in self.chunks]
-        microbatch = max(work) / pieces.straggler + pieces.loaded
-        gather = pieces.straggler * pieces.tail.beside(dense, expert, microbatch) / (2 * self.vpp)
-        pipeline, path = self.pool.walks.longest(forward, backward, weight, pieces.send, pieces.host + gather)
-        constant = pieces.num_microbatches * pieces.per_microbatch
-        return pipeline + constant + pieces.tail.after(dense, expert, microbatch), path
+    def seconds(self, choices: Sequence[Choice]) -> tuple[Floats, list[Path]]:
+        """Step of each choice, and the path that takes so long; the same as the simulator's."""
+        pieces, after, times = self.pieces, [], []
+        for choice in choices:
+            dense, expert = self._rank_params(np.array(choice.layers))
+            forward, backward, _ = parts = self.choice_seconds(choice)
+            work = [sum(float(forward[q] + backward[q]) for q in chunk) for chunk in self.chunks]
+            microbatch = max(work) / pieces.straggler + pieces.loaded
+            gather = pieces.straggler * pieces.tail.beside(dense, expert, microbatch) / (2 * self.vpp)
+            times.append(np.concatenate([*parts, [pieces.send, pieces.host + gather]]))
+            after.append(pieces.tail.after(dense, expert, microbatch))
+        pipelines, paths = self.pool.walks.longest(np.array(times))
+        return pipelines + pieces.num_microbatches * pieces.per_microbatch + np.array(after), paths
 
     def fits(self, choice: Choice) -> bool:
         """Whether every rank can hold its part."""

@@ -156,24 +156,19 @@ def _load(problem: StageProblem, program: Program) -> None:
         program.add(row, right=most + problem.pieces.loaded)
 
 
-def cut(problem: StageProblem, path: Path) -> Floats:
-    """The pipeline takes at least as long as a path: row of ``pipeline - path >= constant``."""
-    numbers, at = problem.arrays, problem.extra
-    stage = numbers["stage"].astype(np.int64)
+def cut(problem: StageProblem, path: Path) -> tuple[Floats, float]:
+    """The pipeline takes at least as long as a path: row and least value of ``pipeline - path >= constant``.
+
+    The constant is what the path takes whatever the stages hold.
+    """
+    numbers, at, pieces = problem.arrays, problem.extra, problem.pieces
+    stage, (sends, passes) = numbers["stage"].astype(np.int64), path[-2:]
+    forward, backward, weight = path[:-2].reshape(3, problem.stages)[:, stage]
     row = np.zeros(at["gather"] + 1)
-    row[: len(stage)] = -(
-        path.forward[stage] * numbers["forward"]
-        + path.backward[stage] * numbers["backward"]
-        + path.weight[stage] * numbers["weight"]
-    )
+    row[: len(stage)] = -(forward * numbers["forward"] + backward * numbers["backward"] + weight * numbers["weight"])
     row[at["pipeline"]] = 1.0
-    row[at["gather"]] = -path.passes * problem.pieces.straggler / (2 * problem.vpp)
-    return row
-
-
-def cut_constant(problem: StageProblem, path: Path) -> float:
-    """What a path takes whatever the stages hold."""
-    return path.sends * problem.pieces.send + path.passes * problem.pieces.host
+    row[at["gather"]] = -passes * pieces.straggler / (2 * problem.vpp)
+    return row, float(sends * pieces.send + passes * pieces.host)
 
 
 def stage_seconds(problem: StageProblem, values: Any) -> tuple[Floats, Floats, Floats]:

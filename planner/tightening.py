@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.partition_dp import shortest, stage_table
-from planner.recompute import MAX_PRODUCT, least_recompute
+from planner.recompute import MAX_PRODUCT, least_recompute, too_many
 from planner.stage_problem import StageProblem
 
 Floats = npt.NDArray[np.float64]
@@ -187,6 +187,8 @@ def _least_work_of(problem: StageProblem, rank: int, place: int, count: int) -> 
     work = problem.pieces.forward + problem.pieces.backward
     for sizes in ways:
         held = [tuple(size if i == place else 0 for i in range(len(problem.runs))) for size in sizes]
+        if too_many([problem.options(stage, window) for stage, window in zip(chunks, held, strict=True)]):
+            return None
         layers = least_recompute(problem, rank, chunks, held)
         if layers is not None:
             best = min(best, sum(float(one @ work) for one in layers))

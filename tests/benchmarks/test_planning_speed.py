@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from planner.bounds import floors
 from planner.candidates import legal_layouts
 from planner.planning import plan
-from planner.pricing import peaks, times
 from planner.question import Question
 from scenarios.scenario import load_scenario
 
@@ -24,37 +24,40 @@ def best_of_three(run: Callable[[], Any]) -> float:
     return min(seconds)
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "limit_seconds"),
-    [("llama3-405b-16k-h100", 60_000, 1.0), ("deepseek-v3-2048-h800", 1_000_000, 3.0)],
-)
-def test_enumeration(name: str, least: int, limit_seconds: float, record_property: Callable[[str, Any], None]) -> None:
+@pytest.mark.parametrize("name", ["llama3-405b-16k-h100", "deepseek-v3-2048-h800"])
+def test_a_million_candidates_a_second_are_checked_and_bounded(
+    name: str, record_property: Callable[[str, Any], None]
+) -> None:
+    """Combinations that rules reject count too; the legal ones get a bound of their step and of their memory."""
     scenario = load_scenario(name)
-    question = Question(cluster=scenario.cluster, job=scenario.job)
-    layouts = legal_layouts(question).layouts
-    seconds = best_of_three(lambda: legal_layouts(question))
-    record_property("layouts_per_second", len(layouts) / seconds)
-    assert len(layouts) > least
-    assert seconds < limit_seconds
+    question = Question(cluster=scenario.cluster, job=scenario.job, allow=scenario.allow, least_gpus=LEAST.get(name))
+    found = legal_layouts(question)
+    seconds = best_of_three(lambda: floors(question, legal_layouts(question).layouts))
+    rate = (len(found.layouts) + sum(found.rejected.values())) / seconds
+    record_property("candidates_per_second", rate)
+    print(f"{name}: {len(found.layouts):,} legal layouts, {rate / 1e6:.2f} million candidates a second")  # noqa: T201
+    assert rate > 1e6
 
 
-def test_pricing_reaches_half_a_million_layouts_a_second(record_property: Callable[[str, Any], None]) -> None:
-    scenario = load_scenario("llama3-405b-16k-h100")
-    question = Question(cluster=scenario.cluster, job=scenario.job, least_gpus=scenario.cluster.num_gpus // 2)
-    layouts = legal_layouts(question).layouts
-    seconds = best_of_three(lambda: (times(question, layouts), peaks(question, layouts)))
-    rate = len(layouts) / seconds
-    record_property("layouts_per_second", rate)
-    print(f"{len(layouts):,} layouts, step and memory: {rate / 1e6:.2f} million a second")  # noqa: T201
-    assert rate > 5e5
+LEAST = {"llama3-405b-16k-h100": 8192}
+"""GPUs that must work: with fewer than all of them there are more layouts."""
 
 
 @pytest.mark.parametrize(
-    ("name", "limit_seconds"),
-    [("laptop", 1.0), ("llama3-70b-512-h100", 5.0), ("llama3-405b-16k-h100", 15.0), ("deepseek-v3-2048-h800", 20.0)],
+    ("name", "limit_seconds", "limit_gap"),
+    [
+        ("laptop", 1.0, 0.01),
+        ("llama3-70b-512-h100", 5.0, 0.03),
+        ("llama3-405b-16k-h100", 15.0, 0.03),
+        ("gpt-1t-8192-a100", 15.0, 0.03),
+        ("deepseek-v3-2048-h800", 20.0, 0.03),
+    ],
 )
-def test_a_whole_plan(name: str, limit_seconds: float) -> None:
+def test_a_whole_plan(name: str, limit_seconds: float, limit_gap: float) -> None:
     scenario = load_scenario(name)
     started = time.perf_counter()
-    plan(scenario)
-    assert time.perf_counter() - started < limit_seconds
+    made = plan(scenario)
+    seconds = time.perf_counter() - started
+    print(f"{name}: {seconds:.1f} s, gap {made.solver['gap']:.2%}")  # noqa: T201
+    assert made.solver["gap"] <= limit_gap
+    assert seconds < limit_seconds

@@ -5,9 +5,16 @@ from typing import Any
 
 import pytest
 
+from planner.contents import runs_of
+from planner.paths import PathPools
 from planner.question import Question
+from planner.stage_problem import StageProblem
 from scenarios.job import Job
+from scenarios.layout import Layout
 from scenarios.model import Attention, Layer, Mlp, ModelSpec, Moe
+from scenarios.scenario import Scenario
+from simulator.pieces import pieces
+from simulator.stages import tail_layers
 from topologies.cluster import Cluster, Fabric, Pool, Storage, Tier
 from topologies.hardware import Gpu, Nic, Node, ScaleUp
 
@@ -101,3 +108,13 @@ def make_node() -> Callable[..., Node]:
 @pytest.fixture
 def ask() -> Callable[..., Question]:
     return build_question
+
+
+@pytest.fixture
+def problem_of() -> Callable[[Scenario, Layout], StageProblem]:
+    def make(scenario: Scenario, layout: Layout) -> StageProblem:
+        parts = pieces(scenario.cluster, scenario.job, layout)
+        pool = PathPools().of(layout.schedule, layout.pp, layout.vpp, parts.num_microbatches)
+        return StageProblem(layout, parts, runs_of(scenario.model.pattern), pool, 2, tail_layers(scenario.model))
+
+    return make

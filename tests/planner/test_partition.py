@@ -4,23 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from planner.contents import runs_of
 from planner.partition import Effort, solve_partition
-from planner.paths import PathPools
 from planner.search import spelled_out
-from planner.stage_problem import StageProblem
 from scenarios.layout import Layout
 from scenarios.scenario import load_scenario
-from simulator.pieces import pieces
-from simulator.stages import tail_layers
 from simulator.training import play_step
-
-
-def problem_of(scenario, layout, spread=2):
-    parts = pieces(scenario.cluster, scenario.job, layout)
-    m = parts.num_microbatches
-    pool = PathPools().of(layout.schedule, layout.pp, layout.vpp, m)
-    return StageProblem(layout, parts, runs_of(scenario.model.pattern), pool, spread, tail_layers(scenario.model))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +19,7 @@ def problem_of(scenario, layout, spread=2):
         ("llama3-405b-16k-h100", Layout(tp=8, pp=16, dp=128, sequence_parallel=True)),
     ],
 )
-def test_the_choice_is_between_its_bound_and_equal_stages(name, layout):
+def test_the_choice_is_between_its_bound_and_equal_stages(problem_of, name, layout):
     scenario = load_scenario(name)
     found = solve_partition(problem_of(scenario, layout), Effort())
     assert found.choice is not None
@@ -40,7 +28,7 @@ def test_the_choice_is_between_its_bound_and_equal_stages(name, layout):
     assert found.gap <= 0.01
 
 
-def test_the_simulator_plays_the_choice_in_the_time_that_was_promised():
+def test_the_simulator_plays_the_choice_in_the_time_that_was_promised(problem_of):
     scenario, layout = load_scenario("llama3-70b-512-h100"), Layout(tp=4, pp=8, dp=16, sequence_parallel=True)
     problem = problem_of(scenario, layout)
     found = solve_partition(problem, Effort())
