@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from planner.placement import nodes_text
 from planner.plan import Plan, read_plan, write_plan
-from topologies.console import command, console, json_option, print_json, say, write_output
+from topologies.console import command, console, json_option, print_json, say, working, write_output
 from topologies.document import InputFile, to_json
 from topologies.units import format_quantity
 
@@ -82,8 +77,15 @@ def plan(
     changes += [f"exclude_nodes={json.dumps(exclude_nodes)}"] if exclude_nodes else []
     asked = load_scenario(scenario, overrides=changes, inputs=inputs)
     fixed = parse_pins(pins, scenario_pins(asked))
-    with _searching() as told:
-        made = make_plan(asked, pins=fixed, top=top, inputs=inputs, time_limit_seconds=time_limit, told=told)
+    with working("bounding layouts") as tell:
+        made = make_plan(
+            asked,
+            pins=fixed,
+            top=top,
+            inputs=inputs,
+            time_limit_seconds=time_limit,
+            told=lambda found: tell(_state(found)),
+        )
     if output == "-":
         write_output("-", to_json(made.as_json()) + "\n")
         return
@@ -121,19 +123,9 @@ def _right_size(scenario: str, folder: Path, settings: list[str], output: str | 
     say(f"the fastest is {best.plan}; what the runs taught is in {folder / 'machine.yaml'}")
 
 
-@contextmanager
-def _searching() -> Iterator[Callable[[Any], None]]:
-    """A progress line on stderr, on a terminal only, from the state of the search."""
-    bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
-                   console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())  # fmt: skip
-    task = bar.add_task("bounding layouts", total=None)
-
-    def told(found: Any) -> None:
-        best = "none fits yet" if found.best is None else f"best step {found.best.found.seconds:.4g} s"
-        bar.update(task, description=f"{len(found.opened)} layouts opened, {found.relaxed} relaxed, {best}")
-
-    with bar:
-        yield told
+def _state(found: Any) -> str:
+    best = "none fits yet" if found.best is None else f"best step {found.best.found.seconds:.4g} s"
+    return f"{len(found.opened)} layouts opened, {found.relaxed} relaxed, {best}"
 
 
 @command("sweep")

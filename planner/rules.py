@@ -316,8 +316,8 @@ RULES: tuple[Rule, ...] = (
         lambda _, x: (x.pp == 1) | (x.sharding < ZERO2),
         lambda _, x: (
             f"{x.optimizer_sharding} with pp {x.pp} would reduce gradients (and gather weights) for each micro-batch "
-            "instead of once a step; trainers refuse that (DeepSpeed) or keep gradients whole until the last micro-batch "
-            "(FSDP2), which saves nothing; under a pipeline use zero1"
+            "instead of once a step; trainers refuse that (DeepSpeed) or keep gradients whole until the last "
+            "micro-batch (FSDP2), which saves nothing; under a pipeline use zero1"
         ),
     ),
     Rule(

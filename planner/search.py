@@ -222,11 +222,12 @@ class Search:
         if not len(rows):
             return
         self.floors[rows] = np.maximum(self.floors[rows], sharpened(self.question, self.layouts.take(rows)))
-        raised = [
-            (max(bound, float(self.rates[item] * self.floors[item])) if isinstance(item, int) else bound, *rest, item)
-            for bound, *rest, item in self.queue
+        raised = self.floors * self.rates
+        self.queue = [
+            (max(bound, float(raised[item])) if isinstance(item, int) else bound, ticket, step, item)
+            for bound, ticket, step, item in self.queue
         ]
-        self.queue = [entry for entry in raised if math.isfinite(entry[0])]
+        self.queue = [entry for entry in self.queue if math.isfinite(entry[0])]
         heapq.heapify(self.queue)
 
     def _hopeless(self, bound: float, step: int, item: Opened | int) -> bool:

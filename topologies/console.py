@@ -78,6 +78,18 @@ def progress_bar(total: int, what: str) -> Iterator[Callable[[int, str], None] |
         yield lambda done, words: progress.update(task, completed=done, words=words)
 
 
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal that work goes on, on stderr; what is yielded changes the text."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    stderr = Console(stderr=True)
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda more: bar.update(task, description=more)
+
+
 def print_json(content: Any) -> None:
     """Print plain data as JSON on stdout."""
     click.echo(to_json(content))
