@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +81,7 @@ def plan(
     fixed = parse_pins(pins, scenario_pins(asked))
     with working("bounding layouts") as tell:
         made = make_plan(
-            asked,
-            pins=fixed,
-            top=top,
-            inputs=inputs,
-            time_limit_seconds=time_limit,
-            told=lambda found: tell(_state(found)),
+            asked, pins=fixed, top=top, inputs=inputs, time_limit_seconds=time_limit, told=partial(_tell, tell)
         )
     if output == "-":
         write_output("-", to_json(made.as_json()) + "\n")
@@ -123,9 +120,9 @@ def _right_size(scenario: str, folder: Path, settings: list[str], output: str | 
     say(f"the fastest is {best.plan}; what the runs taught is in {folder / 'machine.yaml'}")
 
 
-def _state(found: Any) -> str:
+def _tell(tell: Callable[[str], None], found: Any) -> None:
     best = "none fits yet" if found.best is None else f"best step {found.best.found.seconds:.4g} s"
-    return f"{len(found.opened)} layouts opened, {found.relaxed} relaxed, {best}"
+    tell(f"{len(found.opened)} layouts opened, {found.relaxed} relaxed, {best}")
 
 
 @command("sweep")

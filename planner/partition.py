@@ -19,7 +19,7 @@ from scipy.optimize import linprog
 from planner.ilp import CHAIN, Program, SolverName, solve
 from planner.partition_dp import best_intervals, choice_of
 from planner.paths import Path, path_key
-from planner.recompute import uniform_choices
+from planner.recompute import uniform_choice
 from planner.stage_problem import MAX_COLUMNS, Choice, StageProblem
 from planner.stage_program import choice_of_values, cut, stage_program, stage_seconds
 from planner.tightening import (
@@ -124,7 +124,7 @@ class Solving:
         self.problem = problem
         self.active: dict[bytes, Path] = {}
         """Paths in the program; those that are far from binding are taken out again."""
-        self.uniform = uniform_choices(problem)
+        self.uniform = uniform_choice(problem)
         self.found.bound = self._quick_bound()
         self.excluded = math.inf
         """What the program leaves out takes at least so long."""
@@ -143,15 +143,18 @@ class Solving:
     def most_load(self) -> float:
         """Trust region of virtual stages: the longest that a rank may work on a micro-batch."""
         problem = self.problem
-        if not self.uniform or problem.vpp == 1:
+        if self.uniform is None or problem.vpp == 1:
             return math.inf
-        forward, backward, _ = problem.choice_seconds(self.uniform[0])
+        forward, backward, _ = problem.choice_seconds(self.uniform)
         slowest = max(float((forward + backward)[chunk].sum()) for chunk in problem.chunks)
         return LOAD_SPREAD * slowest / problem.pieces.straggler + problem.pieces.loaded
 
     def start(self) -> None:
-        """Walk the uniform split with the least recompute: the first choice."""
-        self._offer(self.uniform)
+        """Walk the uniform split with the least recompute, in each of a rank's chunks in turn: the first choice."""
+        if self.uniform is None:
+            return
+        others = [uniform_choice(self.problem, chunk) for chunk in range(1, self.problem.vpp)]
+        self._offer([self.uniform, *(one for one in others if one is not None)])
         self.found.uniform_seconds = self.found.seconds
 
     def relax(self, cutoff: float, effort: Effort) -> None:

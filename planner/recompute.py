@@ -17,21 +17,18 @@ MAX_PRODUCT = 3_000
 """Mixes of the chunks of one rank that are compared one by one; more are chosen greedily."""
 
 
-def uniform_choices(problem: StageProblem) -> list[Choice]:
-    """Equal stages (by the simulator's rule) with the least recompute that fits; empty: not even full recompute does.
+def uniform_choice(problem: StageProblem, preferred: int = 0) -> Choice | None:
+    """Equal stages (by the simulator's rule) with the least recompute that fits; None: not even full recompute does.
 
-    With virtual stages it matters which chunk recomputes: one choice prefers the first, one the second, and so on.
+    Where chunks of a rank can recompute equally well, those near the preferred one do.
     """
-    held, found = uniform_windows(problem), list[Choice]()
-    for preferred in range(problem.vpp):
-        layers: dict[int, Floats] = {}
-        for rank, chunks in enumerate(problem.chunks):
-            mine = least_recompute(problem, rank, chunks, [held[stage] for stage in chunks], preferred)
-            if mine is None:
-                return []
-            layers.update(zip(chunks, mine, strict=True))
-        found.append(Choice(windows=held, layers=tuple(layers[stage] for stage in range(problem.stages))))
-    return found
+    held, layers = uniform_windows(problem), dict[int, Floats]()
+    for rank, chunks in enumerate(problem.chunks):
+        mine = least_recompute(problem, rank, chunks, [held[stage] for stage in chunks], preferred)
+        if mine is None:
+            return None
+        layers.update(zip(chunks, mine, strict=True))
+    return Choice(windows=held, layers=tuple(layers[stage] for stage in range(problem.stages)))
 
 
 def uniform_windows(problem: StageProblem) -> tuple[tuple[int, ...], ...]:

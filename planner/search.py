@@ -20,6 +20,7 @@ from planner.contents import Run, runs_of, stage
 from planner.partition import Effort, Partition, Solving
 from planner.paths import PathPools, num_ops, playable
 from planner.question import Question
+from planner.rules import ONE_F_ONE_B
 from planner.sharper import sharpened
 from planner.stage_problem import StageProblem
 from scenarios.layout import Layout, Recompute, Stage
@@ -29,8 +30,8 @@ from simulator.stages import tail_layers
 
 Floats = npt.NDArray[np.float64]
 
-TARGET, CHUNK_TARGET = 0.009, 0.028
-"""Gaps at which a layout is left alone: with one chunk per rank, and with virtual stages."""
+TARGET, LOOSE_TARGET = 0.009, 0.028
+"""Gaps at which a layout is left alone: under 1f1b, and under schedules of virtual stages or split backward passes."""
 SPREAD = 2
 """Trust region with one chunk per rank: layers beyond the even split, rounded up. Virtual stages hold the even split
 rounded down or up."""
@@ -237,8 +238,10 @@ class Search:
         """
         if step <= 1 and self.found.started < FREE_STARTS:
             return bound >= self.found.value
-        vpp = int(self.layouts.vpp[item]) if isinstance(item, int) else item.layout.vpp
-        return bound * (1 + (TARGET if vpp == 1 else CHUNK_TARGET)) >= self.found.value
+        return bound * (1 + self._target(item.row if isinstance(item, Opened) else item)) >= self.found.value
+
+    def _target(self, row: int) -> float:
+        return TARGET if self.layouts.schedule[row] == ONE_F_ONE_B else LOOSE_TARGET
 
     def _limit_reached(self, step: int) -> bool:
         found = self.found
@@ -304,8 +307,7 @@ class Search:
         """Step seconds above which a layout's bound is of no interest."""
         if not math.isfinite(self.found.value):
             return math.inf
-        target = TARGET if opened.layout.vpp == 1 else CHUNK_TARGET
-        return self.found.value / (1 + target) / opened.rate
+        return self.found.value / (1 + self._target(opened.row)) / opened.rate
 
     def _keep_best(self, opened: Opened) -> None:
         if opened.found.choice is None:
