@@ -14,9 +14,9 @@ from runtime.bench_collectives import collective_points
 from runtime.bench_host import host_seconds
 from runtime.clocks import timed
 from runtime.environment import CpuClock, usable_cores
+from runtime.layers import RmsNorm, rotary_angles, rotate
 from runtime.request import CalibrateRequest
 from runtime.train import DTYPES, gathered
-from runtime.transformer import RmsNorm, rotary_angles, rotate
 
 PRECISIONS = ("fp32", "bf16")
 GEMM_ROWS = (64, 128, 512, 2048)
@@ -149,7 +149,7 @@ def _memory(rates: Rates, budget_seconds: float) -> None:
     norm = RmsNorm(hidden)
     stream, up, gate = (torch.randn(batch * seq_length, size, requires_grad=True) for size in (hidden, ffn, ffn))
     query = torch.randn(batch, heads, seq_length, head_dim, requires_grad=True)
-    angles = rotary_angles(seq_length, head_dim, query.device)
+    angles = rotary_angles(torch.arange(seq_length), head_dim)
     ones = torch.ones_like(stream)
     wide, turned = torch.randn(batch * seq_length, ffn), torch.randn_like(query)
 

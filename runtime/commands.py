@@ -19,7 +19,8 @@ from runtime.journal import Event
 from runtime.launch import require_torch
 from runtime.metrics import JobMetrics, serve
 from runtime.pace import Pace, step_words
-from runtime.request import DataSettings
+from runtime.recipe_options import recipe_options, take_recipe
+from runtime.request import DataSettings, Recipe
 from simulator.outcome import Measurement, plain
 from topologies.console import command, console, json_option, print_json, progress_bar, say, write_output
 from topologies.document import to_json
@@ -86,6 +87,7 @@ def durable_options(function: Decorated) -> Decorated:
 @click.option("--metrics-address", default="127.0.0.1", show_default=True, help="Of the machine, to be served on.")
 @click.option("--profile", metavar="DIR", help="Write a torch.profiler trace of one step of each rank there.")
 @durable_options
+@recipe_options
 @json_option
 def run(
     plan: str,
@@ -114,11 +116,12 @@ def run(
     """
     limit = _seconds(timeout)
     tokens = _tokens(durable.pop("data"), durable.pop("data_cache"))
+    recipe = take_recipe(durable)
     durability = _durability(durable)
     chosen = read_plan(plan)
     refuse_unequal(chosen, "headway run")
     if only_tell:
-        told = dry_run(chosen, steps=steps, seed=seed, trace=trace)
+        told = dry_run(chosen, steps=steps, seed=seed, trace=trace, recipe=recipe)
         if output:
             write_output(output, to_json(told) + "\n")
         if as_json and output != "-":
@@ -127,7 +130,7 @@ def run(
             _tell_dry_run(told)
         return
     if launcher == "slurm":
-        if tokens is not None or durability != Durability() or profile:
+        if tokens is not None or durability != Durability() or profile or recipe != Recipe():
             raise click.UsageError(
                 "--launcher slurm saves in --job-dir as the plan says; leave out --profile and other options of saving"
             )
@@ -144,6 +147,7 @@ def run(
                 seed=seed,
                 durability=durability,
                 data=tokens,
+                recipe=recipe,
                 profile_directory=None if profile is None else str(Path(profile).absolute()),
                 timeout_seconds=limit,
                 on_progress=tell,

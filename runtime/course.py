@@ -112,7 +112,7 @@ class Course:
         layout, world_size, rank, report = self.request.layout, dist.get_world_size(), dist.get_rank(), self.report
         by_rank = [0.0] * (2 * world_size)
         by_rank[rank], by_rank[world_size + rank] = alone, self.probe.seconds()
-        told = torch.tensor([loss / (layout.dp * layout.tp), cpu, *phases, *by_rank], dtype=torch.float64)
+        told = torch.tensor([loss / layout.tp, cpu, *phases, *by_rank], dtype=torch.float64)
         wants = self.session is not None and self.session.wants_to_stop()
         most = torch.tensor([sum(phases), float(wants)], dtype=torch.float64)
         dist.all_reduce(told)

@@ -8,10 +8,12 @@ from typing import Any
 
 from planner.plan import Plan
 from runtime.environment import usable_cores
-from runtime.job import check_room, request_for
+from runtime.job import USUAL, check_room, request_for
 from runtime.launch import launch_command, launch_environment
 from runtime.ranks import coordinates, rank_at, shares, stages_of
+from runtime.request import Recipe
 from runtime.tracing import traced_memory
+from scenarios.layout import Layout
 from topologies.document import FORMAT_VERSION
 from topologies.errors import HeadwayError, InputError
 
@@ -19,7 +21,7 @@ MOST_RANKS = 64
 """Of a larger job, one rank of each pipeline rank stands for those that hold the same."""
 
 
-def dry_run(plan: Plan, *, steps: int, seed: int = 0, trace: bool = True) -> dict[str, Any]:
+def dry_run(plan: Plan, *, steps: int, seed: int = 0, trace: bool = True, recipe: Recipe = USUAL) -> dict[str, Any]:
     """Say what would be started, for a plan of any size.
 
     Args:
@@ -27,6 +29,7 @@ def dry_run(plan: Plan, *, steps: int, seed: int = 0, trace: bool = True) -> dic
         steps: of the job.
         seed: of the job.
         trace: run one rank on shapes alone, where torch is installed: its memory and its collectives.
+        recipe: learning rate, clipping and the like.
 
     Returns:
         Plain data. ``trace`` is None where nothing was traced, and ``trace_refused`` then says why.
@@ -40,13 +43,13 @@ def dry_run(plan: Plan, *, steps: int, seed: int = 0, trace: bool = True) -> dic
         "fits_here": False,
         "world_size": layout.world_size,
         "oversubscription": 1.0,
-        "mesh": {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp},
+        "mesh": meshes(layout),
         "rank_order": list(layout.rank_order),
         "num_microbatches": layout.num_microbatches(job),
         "data_parallel": data_parallel_words(plan),
     }
     try:
-        request = request_for(plan, steps=steps, seed=seed)
+        request = request_for(plan, steps=steps, seed=seed, recipe=recipe)
         check_room(plan)
     except InputError as error:
         told["not_here"] = str(error)
@@ -93,7 +96,7 @@ def ranks_held(plan: Plan) -> list[dict[str, Any]]:
                         "layers": [stage.first, stage.last],
                         "embedding": stage.embedding,
                         "head": stage.head,
-                        "recompute_layers": stage.recompute_layers,
+                        "recompute_layers": stage.modes.count("f"),
                     }
                     for stage in stages
                 ],
@@ -102,10 +105,19 @@ def ranks_held(plan: Plan) -> list[dict[str, Any]]:
     return held
 
 
+def meshes(layout: Layout) -> dict[str, int]:
+    """Degrees of the dense view of the ranks, and of the experts' view where it is another."""
+    dense = {"pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "tp": layout.tp}
+    if layout.ep * layout.etp == 1:
+        return dense
+    copies = layout.dp * layout.cp * layout.tp // (layout.ep * layout.etp)
+    return dense | {"expert_dp": copies, "ep": layout.ep, "etp": layout.etp}
+
+
 def data_parallel_words(plan: Plan) -> str:
     """Name the mechanism behind the plan's sharding."""
     layout = plan.layout
-    if layout.dp == 1:
+    if layout.dp * layout.cp == 1:
         return "one replica: AdamW on local weights"
     return {
         "none": "one all-reduce of all gradients per step",

@@ -14,9 +14,9 @@ from runtime.indexed_data import check_data
 from runtime.journal import Event
 from runtime.launch import run_job
 from runtime.measurement import measurement_from
-from runtime.request import CheckpointSettings, DataSettings, TrainRequest
+from runtime.request import CheckpointSettings, DataSettings, Recipe, TrainRequest
 from runtime.resume import check_folder
-from runtime.support import check_runnable
+from runtime.support import check_recipe, check_runnable
 from simulator.outcome import Measurement
 from topologies.errors import InputError
 
@@ -57,6 +57,7 @@ class Durability:
 
 
 NOTHING_SAVED = Durability()
+USUAL = Recipe()
 MAX_RESTARTS = 3
 """Of a job with checkpoints, unless it is said otherwise."""
 
@@ -69,6 +70,7 @@ def request_for(
     durability: Durability = NOTHING_SAVED,
     data: DataSettings | None = None,
     profile_directory: str | None = None,
+    recipe: Recipe = USUAL,
 ) -> TrainRequest:
     """Turn a plan into what the workers are asked.
 
@@ -77,6 +79,7 @@ def request_for(
     """
     job, layout = plan.scenario.job, plan.layout
     check_runnable(job, layout)
+    check_recipe(job, layout, recipe)
     settings = durability.settings(plan, steps)
     restarts = durability.max_restarts if durability.max_restarts is not None else MAX_RESTARTS if settings else 0
     return TrainRequest(
@@ -89,6 +92,7 @@ def request_for(
         profile_directory=profile_directory,
         checkpoint=settings,
         data=data,
+        recipe=recipe,
         max_restarts=restarts,
         heartbeat_timeout_seconds=durability.heartbeat_timeout_seconds,
         progress_timeout_seconds=durability.progress_timeout_seconds,
@@ -135,6 +139,7 @@ def run_plan(
     durability: Durability = NOTHING_SAVED,
     data: DataSettings | None = None,
     profile_directory: str | None = None,
+    recipe: Recipe = USUAL,
     timeout_seconds: float = 1800.0,
     on_progress: Callable[[str], None] | None = None,
     on_event: Callable[[Event], None] | None = None,
@@ -148,6 +153,7 @@ def run_plan(
         durability: checkpoints, restarts, and what a failure means.
         data: tokens from files; None: synthetic ones.
         profile_directory: folder for a torch.profiler trace of one step of each rank.
+        recipe: learning rate, clipping and the like.
         timeout_seconds: after this the job is ended.
         on_progress: receives lines of progress.
         on_event: receives what happens, as it is written into the journal.
@@ -158,7 +164,13 @@ def run_plan(
         MissingExtra: torch is not installed.
     """
     request = request_for(
-        plan, steps=steps, seed=seed, durability=durability, data=data, profile_directory=profile_directory
+        plan,
+        steps=steps,
+        seed=seed,
+        durability=durability,
+        data=data,
+        profile_directory=profile_directory,
+        recipe=recipe,
     )
     check_room(plan)
     if data is not None:

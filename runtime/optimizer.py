@@ -4,6 +4,8 @@ none    gradients are all-reduced, every replica updates everything
 zero1   gradients are reduce-scattered, each replica updates its slice of one flat buffer, weights are all-gathered
         (Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1)
 zero2, zero3   FSDP2 has reduced the gradients; each replica updates its shards
+
+Experts have replicas of their own, and so a flat buffer of their own.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from runtime.collectives import all_gather, reduce_scatter
+from runtime.experts import expert_parameters
 from runtime.mesh import Meshes
 from scenarios.layout import Layout
 
@@ -25,13 +29,18 @@ WEIGHT_DECAY = 0.1
 BETAS = (0.9, 0.95)
 """As Llama was trained (arXiv 2302.13971, section 2.3)."""
 
+Part = tuple[list[nn.Parameter], DeviceMesh]
+"""Parameters, and the ranks that hold them too: those that share the state, or copies of groups of these."""
+
 
 class ReplicaOptimizer(ABC):
     """What the training loop asks of an optimizer: reduce, update, clear."""
 
+    inner: torch.optim.AdamW
+
     @abstractmethod
     def reduce_gradients(self) -> None:
-        """Average the gradients over the replicas."""
+        """Sum the gradients over the replicas."""
 
     @abstractmethod
     def update(self) -> None:
@@ -41,15 +50,27 @@ class ReplicaOptimizer(ABC):
     def clear(self) -> None:
         """Forget the gradients."""
 
+    @abstractmethod
+    def reduced(self) -> Iterable[tuple[nn.Parameter, torch.Tensor, int]]:
+        """Return what this rank has of the summed gradients: parameter, values, and how many ranks share them."""
+
+    def set_rate(self, rate: float) -> None:
+        """Take another learning rate."""
+        for group in self.inner.param_groups:
+            group["lr"] = rate
+
 
 def build_optimizer(modules: Iterable[nn.Module], layout: Layout, meshes: Meshes, rate: float) -> ReplicaOptimizer:
     """Choose by the layout's sharding."""
+    modules = list(modules)
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
-    if layout.dp > 1 and layout.optimizer_sharding == "zero1":
-        return FlatShardAdamW(parameters, meshes, rate)
-    if layout.dp > 1 and layout.optimizer_sharding == "none":
-        return ReplicatedAdamW(parameters, meshes, rate)
-    return LocalAdamW(parameters, rate)
+    if not meshes.shared or layout.optimizer_sharding in ("zero2", "zero3"):
+        return LocalAdamW(parameters, rate)
+    experts = expert_parameters(modules)
+    parts: list[Part] = [([one for one in parameters if one not in experts], meshes.dp)]
+    if meshes.expert_dp is not None and experts:
+        parts.append(([one for one in parameters if one in experts], meshes.expert_dp))
+    return FlatShardAdamW(parts, rate) if layout.optimizer_sharding == "zero1" else ReplicatedAdamW(parts, rate)
 
 
 def adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:
@@ -81,57 +102,91 @@ class LocalAdamW(ReplicaOptimizer):
         """Drop the gradients."""
         self.inner.zero_grad(set_to_none=True)
 
+    def reduced(self) -> Iterable[tuple[nn.Parameter, torch.Tensor, int]]:
+        """Return the gradients as they are."""
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            yield parameter, local(parameter.grad), 1
+
 
 class ReplicatedAdamW(LocalAdamW):
-    """Every replica holds everything; one all-reduce of one flat buffer averages the gradients."""
+    """Every replica holds everything; one all-reduce of one flat buffer sums the gradients of a part."""
 
-    def __init__(self, parameters: list[nn.Parameter], meshes: Meshes, rate: float) -> None:
-        super().__init__(parameters, rate)
-        self.group = meshes.dp.get_group()
+    def __init__(self, parts: list[Part], rate: float) -> None:
+        super().__init__([parameter for parameters, _ in parts for parameter in parameters], rate)
+        self.parts = parts
 
     def reduce_gradients(self) -> None:
         """All-reduce; the gradients become views of the reduced buffer."""
-        flat = flat_gradients(self.parameters)
-        dist.all_reduce(flat, group=self.group)
-        flat /= self.group.size()
-        for parameter, view in zip(
-            self.parameters, flat.split([local(p).numel() for p in self.parameters]), strict=True
-        ):
-            set_local_gradient(parameter, view)
+        for parameters, mesh in self.parts:
+            flat = flat_gradients(parameters)
+            dist.all_reduce(flat, group=mesh.get_group())
+            for parameter, view in zip(parameters, flat.split([local(p).numel() for p in parameters]), strict=True):
+                set_local_gradient(parameter, view)
+
+
+class FlatShard:
+    """One flat buffer that weights are views of; each of its replicas owns an equal slice."""
+
+    def __init__(self, parameters: list[nn.Parameter], mesh: DeviceMesh) -> None:
+        *copies, group = mesh.get_all_groups()
+        self.parameters, self.group, self.copies = parameters, group, copies
+        sizes = [local(parameter).numel() for parameter in parameters]
+        self.padding = -sum(sizes) % group.size()
+        pieces = [local(parameter).detach().flatten() for parameter in parameters]
+        self.flat = torch.cat([*pieces, pieces[0].new_zeros(self.padding)])
+        for parameter, view in zip(parameters, self.flat.split([*sizes, self.padding])[:-1], strict=True):
+            set_local(parameter, view.view_as(local(parameter)))
+        self.shard = nn.Parameter(self.flat.chunk(group.size())[group.rank()])
+
+    def spans(self) -> Iterable[tuple[nn.Parameter, int, int, int]]:
+        """Return which elements of each parameter are in the slice: first, last (exclusive), and their place."""
+        first = self.group.rank() * self.shard.numel()
+        begin = 0
+        for parameter in self.parameters:
+            size = local(parameter).numel()
+            low, high = max(first - begin, 0), min(first + self.shard.numel() - begin, size)
+            yield parameter, low, max(low, high), begin + low - first
+            begin += size
 
 
 class FlatShardAdamW(ReplicaOptimizer):
-    """The weights are views of one flat buffer; each replica owns and updates an equal slice of it."""
+    """The replicas of each part own and update equal slices of it."""
 
-    def __init__(self, parameters: list[nn.Parameter], meshes: Meshes, rate: float) -> None:
-        self.parameters, self.group = parameters, meshes.dp.get_group()
-        replicas = self.group.size()
-        sizes = [local(parameter).numel() for parameter in parameters]
-        self.padding = -sum(sizes) % replicas
-        self.flat = torch.cat([local(p).detach().flatten() for p in parameters] + [torch.zeros(self.padding)])
-        for parameter, view in zip(parameters, self.flat.split([*sizes, self.padding])[:-1], strict=True):
-            set_local(parameter, view.view_as(local(parameter)))
-        self.shard = nn.Parameter(self.flat.chunk(replicas)[self.group.rank()])
-        self.inner = adamw([self.shard], rate)
+    def __init__(self, parts: list[Part], rate: float) -> None:
+        self.shards = [FlatShard(parameters, mesh) for parameters, mesh in parts]
+        self.inner = adamw([one.shard for one in self.shards], rate)
 
     def reduce_gradients(self) -> None:
         """Reduce-scatter into the gradient of the slice."""
-        flat = flat_gradients(self.parameters, self.padding)
-        gradient = torch.empty_like(self.shard)
-        reduce_scatter(gradient, flat, self.group)
-        self.shard.grad = gradient.div_(self.group.size())
+        for one in self.shards:
+            flat = flat_gradients(one.parameters, one.padding)
+            gradient = torch.empty_like(one.shard)
+            reduce_scatter(gradient, flat, one.group)
+            for copies in one.copies:
+                dist.all_reduce(gradient, group=copies)
+            one.shard.grad = gradient
 
     def update(self) -> None:
-        """Step on the slice, then gather all slices into the buffer that the weights are views of."""
+        """Step on the slices, then gather all slices into the buffer that the weights are views of."""
         self.inner.step()
         with torch.no_grad():
-            all_gather(self.flat, self.shard.detach().clone(), self.group)
+            for one in self.shards:
+                all_gather(one.flat, one.shard.detach().clone(), one.group)
+
+    def reduced(self) -> Iterable[tuple[nn.Parameter, torch.Tensor, int]]:
+        """Return of each gradient what lies in this rank's slice."""
+        for one in self.shards:
+            assert one.shard.grad is not None
+            for parameter, low, high, place in one.spans():
+                yield parameter, one.shard.grad[place : place + high - low], one.group.size()
 
     def clear(self) -> None:
         """Drop the gradients."""
         self.inner.zero_grad(set_to_none=True)
-        for parameter in self.parameters:
-            parameter.grad = None
+        for one in self.shards:
+            for parameter in one.parameters:
+                parameter.grad = None
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:

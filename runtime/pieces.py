@@ -58,6 +58,11 @@ def training_state(decoders: list[Decoder], optimizer: ReplicaOptimizer, *, copi
         state[f"model.{name}"] = whole_or_shard(parameter)
         for moment, piece in moments(optimizer, parameter).items():
             state[f"optimizer.{moment}.{name}"] = piece
+    for decoder in decoders:
+        saved = decoder.state_dict()
+        for name, buffer in decoder.named_buffers():
+            if name in saved:
+                state[f"model.{name}"] = whole_or_shard(buffer)
     return state
 
 
@@ -125,22 +130,15 @@ def set_step_count(optimizer: ReplicaOptimizer, steps: int) -> None:
 
 def _flat_moments(optimizer: FlatShardAdamW, parameter: nn.Parameter) -> dict[str, Piece]:
     """Cut the slice of the flat buffer that this rank owns into rectangles of the parameter."""
-    state = adamw_state(optimizer.inner, optimizer.shard)
-    first = optimizer.group.rank() * optimizer.shard.numel()
-    last = first + optimizer.shard.numel()
-    begin = 0
-    for other in optimizer.parameters:
-        if other is parameter:
-            break
-        begin += local(other).numel()
-    size = local(parameter).numel()
-    low, high = max(first - begin, 0), min(last - begin, size)
+    one = next(one for one in optimizer.shards if any(other is parameter for other in one.parameters))
+    state = adamw_state(optimizer.inner, one.shard)
+    low, high, place = next(span[1:] for span in one.spans() if span[0] is parameter)
     corner = offset_of(parameter)
     found: dict[str, Piece] = {}
     for moment in MOMENTS:
         rectangles = []
         for offset, shape, at in rectangles_of(tuple(local(parameter).shape), low, high):
-            where = begin + at - first
+            where = place + at - low
             view = state[moment].detach()[where : where + math.prod(shape)].view(shape)
             rectangles.append(Rectangle(tuple(one + two for one, two in zip(corner, offset, strict=True)), view))
         found[moment] = Piece(tuple(parameter.shape), tuple(rectangles))

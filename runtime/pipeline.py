@@ -39,7 +39,11 @@ class StepRunner(ABC):
 
     @abstractmethod
     def forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Accumulate gradients of the mean loss; return the mean loss, 0 where the last stage is elsewhere."""
+        """Accumulate gradients of this replica's part of the mean loss over the global batch.
+
+        Returns:
+            That part: the parts of all replicas add up to the mean. 0 where the last stage is elsewhere.
+        """
 
 
 class MicrobatchRunner(StepRunner):
@@ -50,11 +54,12 @@ class MicrobatchRunner(StepRunner):
 
     def forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Accumulate over the micro-batches."""
-        count, total = self.num_microbatches, torch.zeros((), device=inputs.device)
+        count, share = self.num_microbatches, 1 / (self.num_microbatches * self.layout.dp * self.layout.cp)
+        total = torch.zeros((), device=inputs.device)
         for index, (tokens, wanted) in enumerate(zip(inputs.chunk(count), targets.chunk(count), strict=True)):
             mark_microbatch(self.decoder, self.layout, last=index == count - 1)
             with split_vocabulary(self.layout):
-                loss = token_loss(self.decoder(tokens), wanted) / count
+                loss = share * token_loss(self.decoder(tokens), wanted)
                 loss.backward()
             total += loss.detach()
         return total
@@ -73,10 +78,14 @@ class ScheduleRunner(StepRunner):
             PipelineStage(decoder, index, slots, meshes.device, group=meshes.pp.get_group())
             for decoder, index in zip(decoders, indices, strict=True)
         ]
-        if layout.schedule in ONE_STAGE:
-            self.schedule = ONE_STAGE[layout.schedule](stages[0], num_microbatches, loss_fn=token_loss)
-        else:
-            self.schedule = SEVERAL_STAGES[layout.schedule](stages, num_microbatches, loss_fn=token_loss)
+        share = 1 / (num_microbatches * layout.dp * layout.cp)
+
+        def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return share * token_loss(logits, targets)
+
+        one = layout.schedule in ONE_STAGE
+        kind = ONE_STAGE[layout.schedule] if one else SEVERAL_STAGES[layout.schedule]
+        self.schedule = kind(stages[0] if one else stages, num_microbatches, loss_fn=loss, scale_grads=False)
 
     def forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Run the schedule once."""
@@ -87,7 +96,7 @@ class ScheduleRunner(StepRunner):
                 self.schedule.step(*arguments, target=targets, losses=losses)
             else:
                 self.schedule.step(*arguments)
-        return torch.stack([loss.detach() for loss in losses]).mean() if losses else torch.zeros((), device=self.device)
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=self.device)
 
 
 def split_vocabulary(layout: Layout) -> AbstractContextManager[None]:

@@ -18,8 +18,8 @@ class StageShare:
     last: int
     embedding: bool
     head: bool
-    recompute_layers: int
-    """The first so many of its layers recompute their forward pass."""
+    modes: str
+    """What each of its layers recomputes: f all, s what the layout selects, n nothing."""
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
@@ -58,9 +58,8 @@ def shares(model: ModelSpec, layout: Layout) -> tuple[StageShare, ...]:
         counts = stage_layers(model.num_layers, layout.pp, layout.vpp)
     result, first = [], 0
     for index, layers in enumerate(counts):
-        recomputed = 0
-        if layout.recompute == "full":
-            recomputed = layout.stages[index].recompute_layers if layout.stages else layers
+        stage = layout.stages[index] if layout.stages else None
+        modes = ("f" if layout.recompute == "full" else "s" if layout.recompute == "selective" else "n") * layers
         result.append(
             StageShare(
                 index=index,
@@ -68,7 +67,7 @@ def shares(model: ModelSpec, layout: Layout) -> tuple[StageShare, ...]:
                 last=first + layers,
                 embedding=index == 0,
                 head=index == slots - 1,
-                recompute_layers=recomputed,
+                modes=modes if stage is None else stage.modes(layout.recompute),
             )
         )
         first += layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,6 +43,40 @@ class DataSettings(Document):
     """Folder on a local disk, to which the files are copied before the training."""
 
 
+class Recipe(Document):
+    """How a training goes where neither job nor layout says it."""
+
+    learning_rate: float = Field(default=3e-4, gt=0)
+    """The highest of the schedule; 3e-4 is what Llama 7B took (arXiv 2302.13971, table 2)."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the learning rate rises from 0 on a straight line."""
+    decay: Literal["constant", "cosine", "linear"] = "constant"
+    """How the learning rate falls after the warm-up, until the last step."""
+    lowest_share: float = Field(default=0.1, ge=0, le=1)
+    """Where a decay ends, as a share of the learning rate."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Longest gradient, all parameters together; None: gradients are taken as they are."""
+    balance_loss: float = Field(default=0.001, ge=0)
+    """Coefficient of the load-balance loss of routed experts (Mixtral's and Qwen's router_aux_loss_coef)."""
+    compile: Literal["default", "reduce-overhead"] | None = None
+    """Mode of torch.compile for each layer; reduce-overhead replays CUDA graphs."""
+
+    def rate(self, step: int, steps: int) -> float:
+        """Learning rate of a step out of ``steps``.
+
+        >>> recipe = Recipe(learning_rate=1.0, warmup_steps=2, decay="linear", lowest_share=0.0)
+        >>> [recipe.rate(step, 6) for step in range(6)]
+        [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+        """
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.decay == "constant":
+            return self.learning_rate
+        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        falling = 1 - done if self.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.learning_rate * (self.lowest_share + (1 - self.lowest_share) * falling)
+
+
 class TrainRequest(Document):
     """Train for a number of steps and measure."""
 
@@ -53,7 +88,7 @@ class TrainRequest(Document):
     warmup_steps: int = Field(default=2, ge=0)
     """Steps at the start that are not measured."""
     seed: int = 0
-    learning_rate: float = 3e-4
+    recipe: Recipe = Recipe()
     profile: bool = True
     """Run one more step under the profiler, for the time inside collectives."""
     profile_directory: str | None = None

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from runtime.request import Recipe
 from scenarios.job import Job
 from scenarios.layout import Layout
-from scenarios.model import Attention, Layer, Mlp, ModelSpec
+from scenarios.model import Attention, Layer, Mla, Mlp, ModelSpec, Moe
 from topologies.errors import InputError
 
+RECOMPUTED_MODULES = ("core_attn", "mlp", "moe")
+"""What selective recompute can repeat."""
+SPLIT_SCHEDULES = ("zb-h1", "zbv")
+"""Schedules that compute the gradients of weights apart."""
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 """Schedules that hold one stage on each pipeline rank."""
 
@@ -19,23 +24,44 @@ def check_runnable(job: Job, layout: Layout) -> None:
     Raises:
         InputError: names the part of the model, job or layout that this runtime does not execute, and what to do.
     """
-    known = (model_reasons(job.model, job.seq_length), job_reasons(job), layout_reasons(job, layout))
-    for reasons in (*known, copies_reasons(layout)):
+    for reasons in (model_reasons(job.model), job_reasons(job), layout_reasons(job, layout)):
         for key, reason, hint in reasons:
             raise InputError(f"this plan cannot run here: {reason}", hint=hint, key=key)
+
+
+def check_recipe(job: Job, layout: Layout, recipe: Recipe) -> None:
+    """Refuse options that do not go with a job and its layout.
+
+    Raises:
+        InputError: names the option, and what to do.
+    """
+    if recipe.compile is not None and layout.pp > 1 and layout.schedule in SPLIT_SCHEDULES:
+        reason = f"{layout.schedule} splits the backward pass, and compiled layers cannot be split"
+        raise InputError(f"this plan cannot run here: {reason}", hint="leave --compile out", key="--compile")
+    if recipe.compile != "reduce-overhead":
+        return
+    sharded = layout.optimizer_sharding in ("zero2", "zero3") and layout.dp * layout.cp > 1
+    sparse = any(isinstance(layer.feed_forward, Moe) for layer in job.model.layers)
+    for wrong, reason in (
+        (sharded, "FSDP gathers weights into other memory each time, and CUDA graphs replay the same addresses"),
+        (sparse, "how many tokens an expert gets is known on the GPU only, and CUDA graphs need fixed shapes"),
+        (layout.pp > 1, "pipelines keep the results of several micro-batches, which replayed CUDA graphs overwrite"),
+    ):
+        if wrong:
+            raise InputError(f"this plan cannot run here: {reason}", hint="use --compile default", key="--compile")
 
 
 Reason = tuple[str, str, str]
 """Key, what is wrong, what to do."""
 
 
-def model_reasons(model: ModelSpec, seq_length: int) -> Iterator[Reason]:
+def model_reasons(model: ModelSpec) -> Iterator[Reason]:
     """Say what of a model the transformer of this runtime does not build."""
-    dense = "choose a dense decoder with attention + mlp layers, such as llama-30m"
+    other = "choose a decoder of attention or mla with mlp or moe layers, such as llama-30m or moe-50m"
     for name, kind in model.layer_kinds.items():
         if model.kind_counts.get(name):
-            for reason in _layer_reasons(kind, seq_length):
-                yield f"model.layer_kinds.{name}", reason, dense
+            for reason in _layer_reasons(kind):
+                yield f"model.layer_kinds.{name}", reason, other
     missing = {
         "norm_bias": model.norm_bias,
         "embedding_norm": model.embedding_norm,
@@ -47,25 +73,21 @@ def model_reasons(model: ModelSpec, seq_length: int) -> Iterator[Reason]:
     }
     for key, present in missing.items():
         if present:
-            yield f"model.{key}", f"{key} = {getattr(model, key)} is not built by the runtime's transformer", dense
+            yield f"model.{key}", f"{key} = {getattr(model, key)} is not built by the runtime's transformer", other
 
 
-def _layer_reasons(kind: Layer, seq_length: int) -> Iterator[str]:
+def _layer_reasons(kind: Layer) -> Iterator[str]:
     mixer, feed_forward = kind.mixer, kind.feed_forward
-    if not isinstance(mixer, Attention) or not isinstance(feed_forward, Mlp) or kind.norms != 2:
-        yield f"layers of the kind {kind.kind} with {kind.norms} norms are not built, only attention+mlp with 2"
-        return
-    if mixer.heads % mixer.kv_heads:
-        yield f"{mixer.heads} query heads are not a multiple of {mixer.kv_heads} key-value heads"
-    if mixer.head_dim % 2:
+    if not isinstance(mixer, Attention | Mla) or feed_forward is None or kind.norms != 2:
+        built = "only attention or mla with mlp or moe and 2 norms"
+        yield f"layers of the kind {kind.kind} with {kind.norms} norms are not built, {built}"
+    elif isinstance(mixer, Mla):
+        if mixer.indexer_heads:
+            yield "the indexer of sparse attention (indexer_heads) is not built"
+        if mixer.qk_rope_head_dim % 2:
+            yield f"rotary positions need an even qk_rope_head_dim, this is {mixer.qk_rope_head_dim}"
+    elif mixer.head_dim % 2:
         yield f"rotary positions need an even head_dim, this is {mixer.head_dim}"
-    for name in ("window", "chunk"):
-        span = getattr(mixer, name)
-        if span is not None and span < seq_length:
-            yield f"attention within a {name} of {span} tokens is not built (seq_length is {seq_length})"
-    for name in ("qk_norm", "sinks"):
-        if getattr(mixer, name):
-            yield f"attention with {name} is not built"
 
 
 def job_reasons(job: Job) -> Iterator[Reason]:
@@ -86,11 +108,6 @@ def job_reasons(job: Job) -> Iterator[Reason]:
 
 def layout_reasons(job: Job, layout: Layout) -> Iterator[Reason]:
     """Say what of a layout is not executed."""
-    pin = "pin another layout, for example --pin {}=1"
-    for axis, name in (("cp", "context"), ("ep", "expert"), ("etp", "expert-tensor")):
-        degree = getattr(layout, axis)
-        if degree > 1:
-            yield f"layout.{axis}", f"{name} parallelism ({axis} = {degree}) is not executed yet", pin.format(axis)
     if job.global_batch_size % (layout.dp * layout.micro_batch_size):
         yield (
             "layout.micro_batch_size",
@@ -99,29 +116,65 @@ def layout_reasons(job: Job, layout: Layout) -> Iterator[Reason]:
             "choose a divisor",
         )
         return
-    yield from _tensor_reasons(job, layout)
+    yield from _split_reasons(job, layout)
+    yield from _expert_reasons(job, layout)
     yield from _pipeline_reasons(job, layout)
+    if layout.recompute == "selective" and (others := set(layout.recompute_modules) - set(RECOMPUTED_MODULES)):
+        yield (
+            "layout.recompute_modules",
+            f"{', '.join(sorted(others))} cannot be recomputed alone, only {', '.join(RECOMPUTED_MODULES)}",
+            "use recompute: full",
+        )
 
 
-def copies_reasons(layout: Layout) -> Iterator[Reason]:
-    """Say what is only predicted so far: copies of shards, and ZB-H2."""
-    if layout.dp_replicate > 1:
-        yield "layout.dp_replicate", f"{layout.dp_replicate} copies of the shards are not executed", "set it to 1"
-    if layout.pp > 1 and layout.schedule == "zb-h2":
-        yield "layout.schedule", "zb-h2 is not executed", "use zb-h1, zbv or 1f1b"
+def _split_reasons(job: Job, layout: Layout) -> Iterator[Reason]:
+    """Everything that tp and cp divide must divide."""
+    sparse = any(isinstance(layer.feed_forward, Moe) for layer in job.model.layers)
+    heads = {layer.mixer.heads for layer in job.model.layers if isinstance(layer.mixer, Attention | Mla)}
+    divided: dict[str, set[int]] = {"vocab_size": {job.model.vocab_size}, "heads": heads}
+    divided["kv_heads"] = {layer.mixer.kv_heads for layer in job.model.layers if isinstance(layer.mixer, Attention)}
+    divided["ffn_hidden_size"] = {width for layer in job.model.layers if (width := _dense_width(layer)) is not None}
+    if layout.sequence_parallel or sparse:
+        divided["seq_length / cp"] = {job.seq_length // layout.cp}
+    for name, sizes in divided.items():
+        for size in sorted(sizes):
+            if size % layout.tp:
+                yield "layout.tp", f"{name} {size} is not divisible by tp {layout.tp}", "choose a tp that divides it"
+    if layout.cp > 1 and job.seq_length % (2 * layout.cp):
+        reason = f"seq_length {job.seq_length} does not divide into 2 x cp = {2 * layout.cp} blocks"
+        yield "layout.cp", reason, "choose a cp that divides it"
+    if layout.cp > 1 and layout.cp_comm == "all-to-all" and any(one % (layout.tp * layout.cp) for one in heads):
+        reason = f"{max(heads)} heads do not divide over tp {layout.tp} x cp {layout.cp}, which exchange heads"
+        yield "layout.cp_comm", reason, "use cp_comm: ring"
 
 
-def _tensor_reasons(job: Job, layout: Layout) -> Iterator[Reason]:
-    divided: dict[str, int] = {"vocab_size": job.model.vocab_size}
-    for layer in job.model.layer_kinds.values():
-        if isinstance(layer.mixer, Attention) and isinstance(layer.feed_forward, Mlp):
-            divided |= {"heads": layer.mixer.heads, "kv_heads": layer.mixer.kv_heads}
-            divided |= {"ffn_hidden_size": layer.feed_forward.ffn_hidden_size}
-    if layout.sequence_parallel:
-        divided["seq_length"] = job.seq_length
-    for name, size in divided.items():
-        if size % layout.tp:
-            yield "layout.tp", f"{name} {size} is not divisible by tp {layout.tp}", "choose a tp that divides it"
+def _dense_width(layer: Layer) -> int | None:
+    block = layer.feed_forward
+    if isinstance(block, Mlp):
+        return block.ffn_hidden_size
+    return block.shared_ffn_hidden_size if isinstance(block, Moe) else None
+
+
+def _expert_reasons(job: Job, layout: Layout) -> Iterator[Reason]:
+    """Experts divide over ep, their width over etp, and both over the ranks of a stage."""
+    blocks = {layer.feed_forward for layer in job.model.layers if isinstance(layer.feed_forward, Moe)}
+    both, ranks = layout.ep * layout.etp, layout.dp * layout.cp * layout.tp
+    if both > 1 and not blocks:
+        yield "layout.ep", f"ep {layout.ep} x etp {layout.etp} spread experts, and the model has none", "set ep: 1"
+    if layout.dp_replicate > 1 and layout.optimizer_sharding != "none" and (ranks // both) % layout.dp_replicate:
+        reason = f"{ranks // both} copies of the experts do not divide into dp_replicate {layout.dp_replicate} groups"
+        yield "layout.dp_replicate", reason, "choose a smaller ep or dp_replicate: 1"
+    if ranks % both:
+        reason = f"ep {layout.ep} x etp {layout.etp} does not divide the {ranks} ranks of a stage"
+        yield "layout.ep", reason, "choose an ep that divides dp x cp x tp"
+    if layout.tp % layout.etp:
+        yield "layout.etp", f"etp {layout.etp} does not divide tp {layout.tp}", "set etp: 1"
+    for block in blocks:
+        if block.num_experts % layout.ep:
+            yield "layout.ep", f"{block.num_experts} experts do not divide over ep {layout.ep}", "choose a divisor"
+        if block.ffn_hidden_size % layout.etp:
+            reason = f"the expert's size {block.ffn_hidden_size} does not divide over etp {layout.etp}"
+            yield "layout.etp", reason, "choose a divisor"
 
 
 def _pipeline_reasons(job: Job, layout: Layout) -> Iterator[Reason]:
@@ -137,6 +190,8 @@ def _pipeline_reasons(job: Job, layout: Layout) -> Iterator[Reason]:
         if layout.vpp > 1:
             yield "layout.vpp", f"vpp {layout.vpp} without a pipeline has no meaning", "set vpp: 1"
         return
+    if layout.schedule == "zb-h2":
+        yield "layout.schedule", "zb-h2 is not executed", "use zb-h1, zbv or 1f1b"
     if layout.schedule == "dualpipe":
         yield (
             "layout.schedule",
@@ -156,11 +211,17 @@ def _pipeline_reasons(job: Job, layout: Layout) -> Iterator[Reason]:
             f"{layout.schedule} needs micro-batches in rounds of pp: {num_microbatches} do not divide into {rounds}",
             "choose a multiple of pp",
         )
-    if layout.schedule in ("zb-h1", "zbv") and layout.recompute != "none":
+    if layout.schedule in SPLIT_SCHEDULES and layout.recompute != "none":
         yield (
             "layout.recompute",
             f"{layout.schedule} splits the backward pass, which cannot be joined with recompute",
             "use recompute: none",
+        )
+    if layout.schedule in SPLIT_SCHEDULES and layout.optimizer_sharding == "zero3":
+        yield (
+            "layout.optimizer_sharding",
+            f"{layout.schedule} runs a part of the backward pass after FSDP has let the weights go (zero3)",
+            "use zero1 or zero2",
         )
     if layout.schedule in ("zb-h1", "zbv", "1f1b") and num_microbatches < layout.pp:
         yield (

@@ -53,7 +53,7 @@ def run_stages(
     order = op_orders(layout.schedule, layout.pp, layout.vpp, num_microbatches)[pipeline_rank]
     seen = dict.fromkeys(decoders, 0)
     waiting: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-    tokens = torch.empty((layout.micro_batch_size, job.seq_length), dtype=torch.long, device=device)
+    tokens = torch.empty((layout.micro_batch_size, job.seq_length // layout.cp), dtype=torch.long, device=device)
 
     def crosses(operation: str, tensor: torch.Tensor) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -91,7 +91,7 @@ def run_stages(
 def _received(ledger: Ledger, decoder: Decoder, request: TrainRequest, device: torch.device) -> torch.Tensor:
     """Hidden states as the stage before sends them: with sequence parallelism a part of the sequence."""
     layout, job = request.layout, request.job
-    length = job.seq_length // (layout.tp if layout.sequence_parallel else 1)
+    length = job.seq_length // layout.cp // (layout.tp if layout.sequence_parallel else 1)
     shape = (layout.micro_batch_size, length, job.model.hidden_size)
     hidden = torch.empty(shape, dtype=decoder.dtype, device=device, requires_grad=True)
     ledger.book(hidden, BUFFERS)

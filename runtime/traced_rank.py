@@ -67,20 +67,20 @@ def trace_depth(request: TrainRequest, meshes: Meshes, depth: int, pipeline_rank
             index: Decoder(
                 job.model,
                 shortened(held[index], depth),
-                recompute_core=layout.recompute == "selective",
                 dtype=DTYPES[job.precision],
+                recompute_modules=layout.recompute_modules,
             )
             for index in stages_of(layout, pipeline_rank)
         }
     for decoder in decoders.values():
         parallelize(decoder, layout, meshes)
     counts = least_microbatches(layout, job, pipeline_rank)
-    axes = {getattr(meshes, axis).get_group().group_name: axis for axis in ("pp", "dp", "tp")}
+    axes = meshes.named_groups()
     with FakeTensorMode(allow_non_fake_inputs=True):
         for decoder in decoders.values():
             decoder.to_empty(device=DEVICE)
             decoder.tie()
-        optimizer = build_optimizer(decoders.values(), layout, meshes, request.learning_rate)
+        optimizer = build_optimizer(decoders.values(), layout, meshes, request.recipe.learning_rate)
         ledgers = [Ledger(axes), Ledger(axes)]
         for ledger, num_microbatches in zip(ledgers, counts, strict=True):
             step(ledger, decoders, optimizer, request, pipeline_rank, num_microbatches)
@@ -102,7 +102,7 @@ def shortened(share: StageShare, depth: int) -> StageShare:
     if not depth:
         return share
     last = min(share.last, share.first + depth)
-    return replace(share, last=last, recompute_layers=min(share.recompute_layers, last - share.first))
+    return replace(share, last=last, modes=share.modes[: last - share.first])
 
 
 def step(
@@ -119,7 +119,7 @@ def step(
     moment.
     """
     parameters = [parameter for decoder in decoders.values() for parameter in decoder.parameters()]
-    inner: torch.optim.Optimizer = optimizer.inner  # type: ignore[attr-defined]
+    inner = optimizer.inner
     for parameter in parameters:
         ledger.book(parameter, WEIGHTS)
     for tensor in optimizer_state(inner):
@@ -152,7 +152,7 @@ def step(
 
 
 def _run_whole(decoder: Decoder, request: TrainRequest, num_microbatches: int) -> None:
-    shape = (num_microbatches * request.layout.micro_batch_size, request.job.seq_length)
+    shape = (num_microbatches * request.layout.micro_batch_size, request.job.seq_length // request.layout.cp)
     tokens, targets = (torch.empty(shape, dtype=torch.long, device=DEVICE) for _ in range(2))
     MicrobatchRunner(decoder, request.layout, num_microbatches).forward_backward(tokens, targets)
 

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from runtime.batches import Batches, batches_of
+from runtime.clipping import clip
+from runtime.context import SequencePart
 from runtime.course import Course
 from runtime.environment import CpuClock, reset_peak_memory, resident_bytes, usable_cores
 from runtime.mesh import Meshes, build_meshes
@@ -23,8 +25,10 @@ from runtime.pipeline import StepRunner, build_runner, sum_tied_gradients
 from runtime.profiling import communication_seconds
 from runtime.ranks import shares, stages_of
 from runtime.request import TrainRequest
+from runtime.routing import Balance, correct
 from runtime.session import Session
 from runtime.transformer import Decoder, build_decoder
+from scenarios.model import Moe
 
 PHASES = ("forward_backward", "gradient_reduction", "optimizer")
 """The phases of a step, in order; their seconds add up to the step on each rank."""
@@ -68,10 +72,15 @@ class Replica:
     """Told after each phase."""
 
     def batch(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sequences of this replica in a global batch."""
-        count = self.request.job.global_batch_size // self.request.layout.dp
+        """The sequences of this replica in a global batch, and of these the part of this rank."""
+        job, layout, device = self.request.job, self.request.layout, self.meshes.device
+        count = job.global_batch_size // layout.dp
         tokens, targets = self.batches.at(index, self.meshes.place["dp"] * count, count)
-        return tokens.to(self.meshes.device), targets.to(self.meshes.device)
+        if self.meshes.cp is not None:
+            part = SequencePart(kind=layout.cp_comm, group=self.meshes.cp.get_group())
+            here = part.positions(job.seq_length // layout.cp)
+            tokens, targets = tokens[:, here], targets[:, here]
+        return tokens.to(device), targets.to(device)
 
     def step(
         self, step: int, batch: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -85,10 +94,20 @@ class Replica:
         sum_tied_gradients(self.decoders, self.meshes)
         self.optimizer.reduce_gradients()
         marks.append(self._clock())
+        recipe = self.request.recipe
+        if recipe.clip_norm is not None:
+            clip(self.optimizer, self.decoders, self.meshes, recipe.clip_norm)
+        self.optimizer.set_rate(recipe.rate(step, self.request.steps))
         self.optimizer.update()
         self.optimizer.clear()
+        self._correct_routers()
         marks.append(self._clock())
         return loss, [after - before for before, after in itertools.pairwise(marks)]
+
+    def _correct_routers(self) -> None:
+        routers = [router for decoder in self.decoders for router in decoder.routers()]
+        groups = (self.meshes.tp.get_group(), *self.meshes.dp.get_all_groups())
+        correct(routers, groups, self.request.layout.num_microbatches(self.request.job))
 
     def _clock(self) -> float:
         if self.meshes.device.type == "cuda":
@@ -102,10 +121,11 @@ def build_replica(request: TrainRequest, device: torch.device) -> Replica | None
 
     Every rank of the job calls it; None on a rank outside the layout.
     """
-    job, layout = request.job, request.layout
-    meshes = build_meshes(layout, device, tied_embeddings=job.model.tied_embeddings)
+    job, layout, recipe = request.job, request.layout, request.recipe
+    meshes = meshes_of(request, device)
     if meshes is None:
         return None
+    balance = Balance(coefficient=recipe.balance_loss, global_batch_size=job.global_batch_size)
     indices = stages_of(layout, meshes.place["pp"])
     divided = shares(job.model, layout)
     decoders = [
@@ -114,12 +134,14 @@ def build_replica(request: TrainRequest, device: torch.device) -> Replica | None
                 job.model,
                 divided[index],
                 seed=request.seed,
-                recompute_core=layout.recompute == "selective",
                 dtype=DTYPES[job.precision],
                 device=device,
+                recompute_modules=layout.recompute_modules,
+                balance=balance,
             ),
             layout,
             meshes,
+            compile_mode=recipe.compile,
         )
         for index in indices
     ]
@@ -128,8 +150,19 @@ def build_replica(request: TrainRequest, device: torch.device) -> Replica | None
         meshes=meshes,
         decoders=decoders,
         runner=build_runner(decoders, indices, layout, meshes, layout.num_microbatches(job)),
-        optimizer=build_optimizer(decoders, layout, meshes, request.learning_rate),
+        optimizer=build_optimizer(decoders, layout, meshes, recipe.learning_rate),
         batches=batches_of(request),
+    )
+
+
+def meshes_of(request: TrainRequest, device: torch.device) -> Meshes | None:
+    """Make the meshes of a request; every rank of the job calls it, and None is for those outside the layout."""
+    model = request.job.model
+    return build_meshes(
+        request.layout,
+        device,
+        tied_embeddings=model.tied_embeddings,
+        experts=any(isinstance(layer.feed_forward, Moe) for layer in model.layers),
     )
 
 

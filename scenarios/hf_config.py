@@ -71,6 +71,13 @@ class HfConfig:
             raise self.error(spelled, f"{value!r:.60} is not true or false")
         return value
 
+    def number(self, key: str, default: float | None = None) -> float:
+        """Read a number above 0."""
+        value, spelled = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.error(spelled, f"{value!r:.60} is not a number above 0")
+        return float(value)
+
     def text(self, key: str, default: str | None = None) -> str:
         """Read a text."""
         value, spelled = self._value(key, default)

@@ -78,7 +78,20 @@ def moe(config: HfConfig, *, ffn: int, **fields: Any) -> Moe:
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
     if top_k > experts:
         raise config.error("num_experts_per_tok", f"a token cannot visit {top_k} of {experts} experts")
+    groups, limited = fields.get("expert_groups", 1), fields.get("limited_groups", 1)
+    if experts % groups or limited > groups or top_k > experts // groups * limited:
+        raise config.error("n_group", f"{limited} of {groups} groups of {experts} experts cannot give {top_k} of them")
     return Moe(num_experts=experts, top_k=top_k, ffn_hidden_size=ffn, **fields)
+
+
+def scores(config: HfConfig, *, norm: bool, scale: float = 1.0, groups: int = 1, limited: int = 1) -> dict[str, Any]:
+    """Read what becomes of the router's scores; the arguments are the format's defaults."""
+    return {
+        "route_norm": config.flag("norm_topk_prob", norm),
+        "route_scale": config.number("routed_scaling_factor", scale),
+        "expert_groups": config.size("n_group", groups),
+        "limited_groups": config.size("topk_group", limited),
+    }
 
 
 def stack(

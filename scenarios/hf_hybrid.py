@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scenarios.hf_config import HfConfig
-from scenarios.hf_decoder import Family, attention, decoder, gated_mlp, moe, plain_mlp, stack
+from scenarios.hf_decoder import Family, attention, decoder, gated_mlp, moe, plain_mlp, scores, stack
 from scenarios.layers import Layer, Mamba, Mlp, Moe
 
 
@@ -27,7 +27,9 @@ def jamba(config: HfConfig) -> dict[str, Any]:
     period, offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
     mixers = [mixer if index % period == offset else mamba for index in range(depth)]
     dense: Mlp | Moe = gated_mlp(config)
-    experts = moe(config, ffn=config.size("intermediate_size")) if config.size("num_experts") > 1 else dense
+    experts = (
+        moe(config, ffn=config.size("intermediate_size"), route_norm=False) if config.size("num_experts") > 1 else dense
+    )
     period, offset = config.size("expert_layer_period"), config.count("expert_layer_offset")
     blocks = [experts if index % period == offset else dense for index in range(depth)]
     return decoder(config, stack(mixers, blocks), tied=False)
@@ -82,6 +84,8 @@ def _relu2_moe(config: HfConfig) -> Layer:
         gated=False,
         bias=config.flag("mlp_bias", False),
         router_bias=True,
+        score_function="sigmoid",
+        **scores(config, norm=True),
     )
     return Layer(feed_forward=block, norms=1)
 

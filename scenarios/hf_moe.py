@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scenarios.hf_config import HfConfig
-from scenarios.hf_decoder import Family, attention, decoder, everywhere, gated_mlp, moe, stack, windows
+from scenarios.hf_decoder import Family, attention, decoder, everywhere, gated_mlp, moe, scores, stack, windows
 from scenarios.hf_dense import qwen_windows
 from scenarios.layers import Attention, Mla, Mlp, Moe
 
@@ -24,7 +24,8 @@ def dbrx(config: HfConfig) -> dict[str, Any]:
     heads, experts = config.inner("attn_config"), config.inner("ffn_config")
     depth = config.size("num_hidden_layers")
     mixer = attention(config, kv_heads=heads.size("num_key_value_heads"))
-    block = moe(experts, ffn=experts.size("intermediate_size"))
+    norm = experts.content.get("moe_normalize_expert_weights", 1) is not None
+    block = moe(experts, ffn=experts.size("intermediate_size"), route_norm=norm)
     return decoder(config, stack([mixer] * depth, [block] * depth), tied=False)
 
 
@@ -33,7 +34,8 @@ def qwen2_moe(config: HfConfig) -> dict[str, Any]:
     mixers = qwen_windows(config, attention(config, qkv_bias=config.flag("qkv_bias", True)))
     shared = config.size("shared_expert_intermediate_size")
     ffn = config.size("moe_intermediate_size")
-    block = moe(config, ffn=ffn, shared_ffn_hidden_size=shared, shared_gate=True)
+    norm = config.flag("norm_topk_prob", False)
+    block = moe(config, ffn=ffn, shared_ffn_hidden_size=shared, shared_gate=True, route_norm=norm)
     return decoder(config, stack(mixers, _sparse_blocks(config, block)), tied=False)
 
 
@@ -41,7 +43,8 @@ def qwen3_moe(config: HfConfig) -> dict[str, Any]:
     """Normalised heads, no shared expert; ``intermediate_size`` belongs to dense layers only."""
     bias = config.flag("attention_bias", False)
     mixers = qwen_windows(config, attention(config, qk_norm=True, qkv_bias=bias, output_bias=bias))
-    block = moe(config, ffn=config.size("moe_intermediate_size"))
+    norm = config.flag("norm_topk_prob", False)
+    block = moe(config, ffn=config.size("moe_intermediate_size"), route_norm=norm)
     return decoder(config, stack(mixers, _sparse_blocks(config, block)), tied=False)
 
 
@@ -54,12 +57,13 @@ def _sparse_blocks(config: HfConfig, block: Moe) -> list[Mlp | Moe]:
 
 def deepseek_v2(config: HfConfig) -> dict[str, Any]:
     """Latent attention; the first layers are dense; shared experts; softmax routing without correction."""
-    return _deepseek(config, _mla(config), correction=False)
+    limited = config.text("topk_method", "greedy") == "group_limited_greedy"
+    return _deepseek(config, _mla(config), correction=False, grouped=limited, norm=False)
 
 
 def deepseek_v3(config: HfConfig) -> dict[str, Any]:
     """DeepSeek-V2's layers, routed by sigmoid scores with a correction bias for each expert."""
-    return _deepseek(config, _mla(config), correction=True)
+    return _deepseek(config, _mla(config), correction=True, scale=2.5, groups=8, limited=4)
 
 
 def deepseek_sparse(config: HfConfig) -> dict[str, Any]:
@@ -69,7 +73,8 @@ def deepseek_sparse(config: HfConfig) -> dict[str, Any]:
         "indexer_head_dim": config.size("index_head_dim"),
         "indexer_top_k": config.size("index_topk"),
     }
-    return _deepseek(config, _mla(config).model_copy(update=indexer), correction=True)
+    mixer = _mla(config).model_copy(update=indexer)
+    return _deepseek(config, mixer, correction=True, scale=2.5, groups=8, limited=4)
 
 
 def glm4_moe(config: HfConfig) -> dict[str, Any]:
@@ -91,10 +96,23 @@ def _mla(config: HfConfig) -> Mla:
     )
 
 
-def _deepseek(config: HfConfig, mixer: Attention | Mla, *, correction: bool) -> dict[str, Any]:
+def _deepseek(
+    config: HfConfig,
+    mixer: Attention | Mla,
+    *,
+    correction: bool,
+    grouped: bool = True,
+    norm: bool = True,
+    **defaults: Any,
+) -> dict[str, Any]:
+    """Read the feed-forward parts; the defaults are of the scores."""
+    routing = scores(config, norm=norm, **defaults)
+    if not grouped:
+        routing |= {"expert_groups": 1, "limited_groups": 1}
+    routing["score_function"] = "sigmoid" if correction else "softmax"
     depth, ffn = config.size("num_hidden_layers"), config.size("moe_intermediate_size")
     shared = config.size_or_none("n_shared_experts", required=True) or 0
-    block = moe(config, ffn=ffn, shared_ffn_hidden_size=shared * ffn, router_bias=correction)
+    block = moe(config, ffn=ffn, shared_ffn_hidden_size=shared * ffn, router_bias=correction, **routing)
     first, step = config.count("first_k_dense_replace"), config.size("moe_layer_freq", 1)
     blocks = [block if index >= first and index % step == 0 else gated_mlp(config) for index in range(depth)]
     mtp = config.count("num_nextn_predict_layers", 0)
@@ -124,7 +142,14 @@ def llama4(config: HfConfig) -> dict[str, Any]:
     mixers = windows(config, mixer, types, chunk=config.size_or_none("attention_chunk_size", 8192))
     step = config.size("interleave_moe_layer_step")
     sparse = config.items("moe_layers") or list(range(step - 1, depth, step))
-    experts = moe(config, ffn=ffn, shared_ffn_hidden_size=ffn)
+    experts = moe(
+        config,
+        ffn=ffn,
+        shared_ffn_hidden_size=ffn,
+        score_function="sigmoid",
+        route_norm=False,
+        score_before_experts=True,
+    )
     blocks = [experts if index in sparse else gated_mlp(config, "intermediate_size_mlp") for index in range(depth)]
     return decoder(config, stack(mixers, blocks), tied=False)
 

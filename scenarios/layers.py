@@ -100,11 +100,35 @@ class Moe(Document):
     """A bias or correction vector of num_experts weights."""
     shared_gate: bool = False
     """A learned gate on the shared expert (hidden_size weights)."""
+    score_function: Literal["softmax", "sigmoid"] = "softmax"
+    """What makes scores of the router's logits. With sigmoid the router_bias corrects the choice of experts only."""
+    route_norm: bool = True
+    """The scores of the chosen experts are divided by their sum."""
+    route_scale: float = Field(default=1.0, gt=0)
+    """Factor on the scores of the chosen experts."""
+    expert_groups: int = Field(default=1, ge=1)
+    """Groups that the experts are divided into."""
+    limited_groups: int = Field(default=1, ge=1)
+    """Groups that a token's experts come from (DeepSeek-V2, arXiv 2405.04434, section 2.2.2)."""
+    score_before_experts: bool = False
+    """Scores multiply what the experts take instead of what they give (Llama 4)."""
 
     @model_validator(mode="after")
     def _enough_experts(self) -> Moe:
         if self.top_k > self.num_experts:
             raise ValueError(f"a token cannot visit {self.top_k} of {self.num_experts} experts; lower top_k")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_hold_the_experts(self) -> Moe:
+        size, rest = divmod(self.num_experts, self.expert_groups)
+        if rest:
+            raise ValueError(f"{self.num_experts} experts do not divide into {self.expert_groups} groups")
+        if self.limited_groups > self.expert_groups or self.top_k > size * self.limited_groups:
+            raise ValueError(
+                f"{self.limited_groups} of {self.expert_groups} groups of {size} experts cannot give a token "
+                f"{self.top_k} experts; raise limited_groups"
+            )
         return self
 
 

@@ -17,10 +17,10 @@ from runtime.train import train
 from topologies.errors import RunFailed
 
 
-def train_saving(folder: Path, *, tied: bool = False, settings: dict[str, Any] | None = None, **layout: Any) -> Any:
+def train_saving(folder: Path, *, model: str = "dense", settings: dict[str, Any] | None = None, **layout: Any) -> Any:
     """Train with a save every second step; return losses, and what was told."""
     chosen = {"directory": str(folder), "interval_steps": 2, "keep": 9} | (settings or {})
-    asked = request(tied=tied, **layout).model_copy(update={"checkpoint": CheckpointSettings(**chosen)})
+    asked = request(model=model, **layout).model_copy(update={"checkpoint": CheckpointSettings(**chosen)})
     told: list[str] = []
     directory = folder.parent / f"{folder.name}-job"
     directory.mkdir(exist_ok=True)

@@ -31,7 +31,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2 zero3": SHARDED | {"optimizer_sharding": "zero3"},
     "tp2 sp": {"tp": 2, "micro_batch_size": 8, "sequence_parallel": True},
     "pp2": {"pp": 2, "micro_batch_size": 2},
-    "tied pp2": {"pp": 2, "micro_batch_size": 2, "tied": True},
+    "deepseek dp2 ep2 zero3": SHARDED | {"model": "deepseek", "ep": 2, "optimizer_sharding": "zero3"},
+    "deepseek tp2 etp2": {"model": "deepseek", "tp": 2, "etp": 2, "micro_batch_size": 8},
+    "tied pp2": {"pp": 2, "micro_batch_size": 2, "model": "tied"},
 }
 
 
@@ -58,19 +60,24 @@ def test_resume_is_bitwise_and_any_layout_reads_the_others(tmp_path: Path) -> No
     for name, found in in_ranks(2, save_and_resume, cases).items():
         assert found["same_bits"], name
         assert found["resumed"] == found["losses"][2:], name
-        assert worst(found["losses"], plain_losses(name.startswith("tied"))) < TOLERANCE, name
+        assert worst(found["losses"], plain_losses(trained(name))) < TOLERANCE, name
         assert any("resumed from step 2" in line for line in found["told"])
     hops = [("dp2 zero1", "tp2 sp"), ("tp2 sp", "pp2"), ("pp2", "dp2 zero3"), ("dp2 zero3", "dp2 zero1")]
+    hops += [("deepseek dp2 ep2 zero3", "deepseek tp2 etp2"), ("deepseek tp2 etp2", "deepseek dp2 ep2 zero3")]
     moves = {f"{a} to {b}": move(tmp_path, a, b) for a, b in hops}
     for name, losses in in_ranks(2, resume_elsewhere, moves).items():
-        assert worst(losses, plain_losses()[2:]) < TOLERANCE, name
-    alone = {name: move(tmp_path, name, "one") for name in ("dp2 zero1", "tied pp2")}
+        assert worst(losses, plain_losses(trained(name))[2:]) < TOLERANCE, name
+    alone = {name: move(tmp_path, name, "one") for name in ("dp2 zero1", "tied pp2", "deepseek dp2 ep2 zero3")}
     for name, losses in in_ranks(1, resume_elsewhere, alone).items():
-        assert worst(losses, plain_losses(name.startswith("tied"))[2:]) < TOLERANCE, name
+        assert worst(losses, plain_losses(trained(name))[2:]) < TOLERANCE, name
+
+
+def trained(name: str) -> str:
+    return str(LAYOUTS[name.partition(" to ")[0]].get("model", "dense"))
 
 
 def move(folder: Path, source: str, target: str) -> dict[str, Any]:
-    layout = LAYOUTS[target] if target in LAYOUTS else {"micro_batch_size": 8, "tied": source.startswith("tied")}
+    layout = LAYOUTS[target] if target in LAYOUTS else {"micro_batch_size": 8, "model": trained(source)}
     return {"root": str(folder / source), "to": str(folder / f"{source} to {target}"), "layout": layout}
 
 

@@ -46,7 +46,9 @@ def test_every_layer_is_held_once(counts: list[int]) -> None:
 
 
 def test_recompute_is_a_matter_of_the_layout_and_its_stages() -> None:
-    assert [one.recompute_layers for one in shares(tiny(), Layout(pp=2, recompute="full"))] == [2, 2]
+    assert [one.modes for one in shares(tiny(), Layout(pp=2, recompute="full"))] == ["ff", "ff"]
     stages = (Stage(layers=2, recompute_layers=1), Stage(layers=2))
-    assert [one.recompute_layers for one in shares(tiny(), Layout(pp=2, recompute="full", stages=stages))] == [1, 0]
-    assert [one.recompute_layers for one in shares(tiny(), Layout(pp=2, recompute="selective"))] == [0, 0]
+    assert [one.modes for one in shares(tiny(), Layout(pp=2, recompute="full", stages=stages))] == ["fn", "nn"]
+    assert [one.modes for one in shares(tiny(), Layout(pp=2, recompute="selective"))] == ["ss", "ss"]
+    letters = (Stage(layers=2, recompute_layers=1, recompute="nf"), Stage(layers=2, recompute="sn"))
+    assert [one.modes for one in shares(tiny(), Layout(pp=2, stages=letters))] == ["nf", "sn"]

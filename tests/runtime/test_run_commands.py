@@ -31,7 +31,7 @@ def test_dry_run_tells_command_meshes_and_what_each_rank_holds(tmp_path: Path) -
     assert any(Path(word) == Path(sys.executable).parent / "headway-worker" for word in told["command"])
     assert told["environment"]["OMP_NUM_THREADS"] == "1"
     assert told["environment"]["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
-    assert told["mesh"] == {"pp": 2, "dp": 2, "tp": 1}
+    assert told["mesh"] == {"pp": 2, "dp": 2, "cp": 1, "tp": 1}
     assert told["num_microbatches"] == 4
     held = [(one["coordinates"]["pp"], one["stages"][0]["layers"], one["stages"][0]["head"]) for one in told["ranks"]]
     assert held == [(0, [0, 2], False), (0, [0, 2], False), (1, [2, 4], True), (1, [2, 4], True)]
@@ -107,14 +107,14 @@ def test_help_does_not_import_torch() -> None:
     [
         (["missing.json"], "cannot be read"),
         (["{plan}", "--timeout", "5"], "has no unit"),
-        (["{cp}"], "context parallelism"),
+        (["{ep}"], "the model has none"),
     ],
 )
 def test_bad_input_is_refused(tmp_path: Path, arguments: list[str], reason: str) -> None:
     plan = plan_file(tmp_path, plan_of())
     (tmp_path / "other").mkdir()
-    split = plan_file(tmp_path / "other", plan_of(cp=2))
-    result = CliRunner().invoke(run, [word.format(plan=plan, cp=split) for word in arguments])
+    split = plan_file(tmp_path / "other", plan_of(dp=2, ep=2))
+    result = CliRunner().invoke(run, [word.format(plan=plan, ep=split) for word in arguments])
     assert result.exit_code == 2
     assert reason in result.output
 

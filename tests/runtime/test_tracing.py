@@ -169,7 +169,7 @@ def test_extrapolation_takes_the_moment_that_is_fullest_at_full_depth() -> None:
     ("name", "axes", "says"),
     [
         ("llama3-8b", {"pp": 2, "vpp": 2, "schedule": "zbv"}, "splits the backward pass"),
-        ("mixtral-8x7b", {"ep": 2, "dp": 2}, "cannot run here"),
+        ("mixtral-8x7b", {"ep": 2, "dp": 2}, "routed experts cannot be traced"),
     ],
 )
 def test_what_cannot_be_traced_is_refused(name: str, axes: dict[str, Any], says: str) -> None:

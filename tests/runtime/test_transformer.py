@@ -6,8 +6,10 @@ import pytest
 import torch
 from tiny_training import tiny
 
+from runtime.attention import SelfAttention
+from runtime.layers import rotary_angles, rotate
 from runtime.ranks import shares
-from runtime.transformer import Decoder, SelfAttention, build_decoder, rotary_angles, rotate, token_loss
+from runtime.transformer import Decoder, build_decoder, token_loss
 from scenarios.layout import Layout
 from scenarios.model import Attention, Layer, Mlp, ModelSpec
 from scenarios.scenario import load_scenario
@@ -17,7 +19,7 @@ CPU = torch.device("cpu")
 
 def whole(model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> Decoder:
     (share,) = shares(model, Layout())
-    return build_decoder(model, share, seed=seed, recompute_core=False, dtype=dtype, device=CPU)
+    return build_decoder(model, share, seed=seed, dtype=dtype, device=CPU)
 
 
 def with_biases() -> ModelSpec:
@@ -28,7 +30,7 @@ def with_biases() -> ModelSpec:
     return tiny().model_copy(update={"layer_kinds": {"dense": layer}})
 
 
-@pytest.mark.parametrize("model", [tiny(), tiny(tied=True), with_biases(), load_scenario("laptop").model])
+@pytest.mark.parametrize("model", [tiny(), tiny("tied"), with_biases(), load_scenario("laptop").model])
 def test_as_many_parameters_as_the_spec_counts(model: ModelSpec) -> None:
     held = {id(parameter): parameter.numel() for parameter in whole(model).parameters()}
     assert sum(held.values()) == model.num_params
@@ -45,7 +47,7 @@ def test_no_token_sees_a_later_one() -> None:
 
 def test_rotary_products_depend_on_the_distance_only() -> None:
     query, key = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
-    angles = rotary_angles(32, 16, CPU)
+    angles = rotary_angles(torch.arange(32), 16)
 
     def product(at: int, other: int) -> float:
         return (rotate(query, angles[at : at + 1]) * rotate(key, angles[other : other + 1])).sum().item()
@@ -69,10 +71,10 @@ def test_grouped_queries_equal_full_heads_with_repeated_keys() -> None:
 
 
 def test_a_stage_holds_the_values_of_the_whole_model() -> None:
-    model, layout = tiny(tied=True), Layout(pp=2)
+    model, layout = tiny("tied"), Layout(pp=2)
     reference = dict(whole(model, seed=3).named_parameters())
     for share in shares(model, layout):
-        stage = build_decoder(model, share, seed=3, recompute_core=False, dtype=torch.float32, device=CPU)
+        stage = build_decoder(model, share, seed=3, dtype=torch.float32, device=CPU)
         for name, parameter in stage.named_parameters():
             expected = reference["embedding.weight" if name == "head.weight" else name]
             assert torch.equal(parameter, expected), name
