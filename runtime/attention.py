@@ -18,9 +18,9 @@ from scenarios.model import Attention, Mla
 class SelfAttention(nn.Module):
     """Causal attention with grouped queries; under tensor parallelism it holds the heads of its rank."""
 
-    def __init__(self, hidden_size: int, spec: Attention, recompute_core: bool) -> None:
+    def __init__(self, hidden_size: int, spec: Attention, recompute_core: bool, *, rotary: bool = True) -> None:
         super().__init__()
-        self.head_dim, self.recompute_core = spec.head_dim, recompute_core
+        self.head_dim, self.recompute_core, self.rotary = spec.head_dim, recompute_core, rotary
         self.reach = Reach(window=spec.window, chunk=spec.chunk)
         self.part: SequencePart = WHOLE
         self.query = Linear(hidden_size, spec.heads * spec.head_dim, bias=spec.qkv_bias)
@@ -44,9 +44,11 @@ class SelfAttention(nn.Module):
     def _core(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        angles = rotary_angles(self.part.positions(query.shape[2], query.device), self.head_dim)
+        if self.rotary:
+            angles = rotary_angles(self.part.positions(query.shape[2], query.device), self.head_dim)
+            query, key = rotate(query, angles), rotate(key, angles)
         sinks = None if self.sinks is None else local_heads(self.sinks)
-        return self.part.attend(rotate(query, angles), rotate(key, angles), value, self.reach, sinks)
+        return self.part.attend(query, key, value, self.reach, sinks)
 
 
 class LatentAttention(nn.Module):

@@ -53,6 +53,25 @@ class RmsNorm(nn.Module):
         return functional.rms_norm(wide, (input.shape[-1],), met(self.weight, wide), 1e-5).to(input.dtype)
 
 
+class LayerNorm(nn.Module):
+    """Norm with mean and bias (Ba et al. 2016, arXiv 1607.06450), computed in fp32."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.bias = nn.Parameter(torch.zeros(hidden_size))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalise the last dimension."""
+        wide = input.float()
+        weight, bias = met(self.weight, wide), met(self.bias, wide)
+        return functional.layer_norm(wide, (input.shape[-1],), weight, bias, 1e-5).to(input.dtype)
+
+
+Norm = Callable[[int], RmsNorm | LayerNorm]
+"""Builds a norm of a size."""
+
+
 def rotate(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """Turn query or key heads of shape (batch, heads, seq, head_dim) by their position."""
     cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)

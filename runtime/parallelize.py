@@ -52,6 +52,7 @@ def parallelize(
     """Apply a layout's tensor, expert, context and data parallelism to a stage, in place."""
     if meshes.cp is not None:
         part = SequencePart(kind=layout.cp_comm, group=meshes.cp.get_group())
+        decoder.part = part
         for layer in decoder.blocks():
             layer.attention.part = part
     split = tuple(mesh.get_group() for mesh in (meshes.cp, meshes.tp) if mesh is not None and mesh.size() > 1)
@@ -81,7 +82,11 @@ def apply_tensor_parallel(decoder: Decoder, layout: Layout, tp: DeviceMesh) -> N
     split: Shard | Replicate = Shard(1) if layout.sequence_parallel else Replicate()
     ends: Styles = {}
     if decoder.embedding is not None:
-        ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=split)
+        for table in ("embedding", "positions"):
+            if getattr(decoder, table) is not None:
+                ends[table] = RowwiseParallel(input_layouts=Replicate(), output_layouts=split)
+        if layout.sequence_parallel and decoder.embedding_norm is not None:
+            ends["embedding_norm"] = SequenceParallel(use_local_output=True)
     if decoder.head is not None:
         if layout.sequence_parallel:
             ends["norm"] = SequenceParallel()
@@ -92,8 +97,16 @@ def apply_tensor_parallel(decoder: Decoder, layout: Layout, tp: DeviceMesh) -> N
     for layer in decoder.blocks():
         styles = _attention_styles(layer, split, tp) | _feed_forward_styles(layer, split)
         if layout.sequence_parallel:
-            styles |= {"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel()}
+            styles |= _norm_styles(layer)
         parallelize_module(layer, tp, styles)
+
+
+def _norm_styles(layer: Block) -> Styles:
+    styles: Styles = {}
+    for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm"):
+        if getattr(layer, name) is not None:
+            styles[name] = SequenceParallel(use_local_output="post" in name)
+    return styles
 
 
 def _attention_styles(layer: Block, split: Placement, tp: DeviceMesh) -> Styles:

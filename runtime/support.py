@@ -63,23 +63,21 @@ def model_reasons(model: ModelSpec) -> Iterator[Reason]:
             for reason in _layer_reasons(kind):
                 yield f"model.layer_kinds.{name}", reason, other
     missing = {
-        "norm_bias": model.norm_bias,
-        "embedding_norm": model.embedding_norm,
         "embedding_size": model.embedding_size not in (None, model.hidden_size),
-        "position_embeddings": model.position_embeddings > 0,
-        "head_bias": model.head_bias,
-        "mtp_layers": model.mtp_layers > 0,
         "final_norm": not model.final_norm,
     }
     for key, present in missing.items():
         if present:
             yield f"model.{key}", f"{key} = {getattr(model, key)} is not built by the runtime's transformer", other
+    if model.mtp_layers:
+        reason = f"multi-token prediction (mtp_layers = {model.mtp_layers}) is not trained"
+        yield "model.mtp_layers", reason, "set num_nextn_predict_layers: 0 in its config"
 
 
 def _layer_reasons(kind: Layer) -> Iterator[str]:
     mixer, feed_forward = kind.mixer, kind.feed_forward
-    if not isinstance(mixer, Attention | Mla) or feed_forward is None or kind.norms != 2:
-        built = "only attention or mla with mlp or moe and 2 norms"
+    if not isinstance(mixer, Attention | Mla) or feed_forward is None or kind.norms not in (1, 2, 4):
+        built = "only attention or mla with mlp or moe and 1, 2 or 4 norms"
         yield f"layers of the kind {kind.kind} with {kind.norms} norms are not built, {built}"
     elif isinstance(mixer, Mla):
         if mixer.indexer_heads:
@@ -100,6 +98,9 @@ def job_reasons(job: Job) -> Iterator[Reason]:
             "gradients are accumulated and reduced in fp32 only",
             "set gradient_precision: fp32",
         )
+    rows = job.model.position_embeddings
+    if 0 < rows < job.seq_length:
+        yield "job.seq_length", f"the model has {rows} learned positions, not {job.seq_length}", "shorten the sequences"
     if job.optimizer != "adamw":
         yield "job.optimizer", f"only AdamW is executed, not {job.optimizer}", "set optimizer: adamw"
     if job.attention != "flash":
@@ -132,6 +133,7 @@ def _split_reasons(job: Job, layout: Layout) -> Iterator[Reason]:
     sparse = any(isinstance(layer.feed_forward, Moe) for layer in job.model.layers)
     heads = {layer.mixer.heads for layer in job.model.layers if isinstance(layer.mixer, Attention | Mla)}
     divided: dict[str, set[int]] = {"vocab_size": {job.model.vocab_size}, "heads": heads}
+    divided["position_embeddings"] = {job.model.position_embeddings}
     divided["kv_heads"] = {layer.mixer.kv_heads for layer in job.model.layers if isinstance(layer.mixer, Attention)}
     divided["ffn_hidden_size"] = {width for layer in job.model.layers if (width := _dense_width(layer)) is not None}
     if layout.sequence_parallel or sparse:

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn import functional
 
 from runtime.attention import LatentAttention, SelfAttention
+from runtime.context import WHOLE, SequencePart
 from runtime.data import generator
 from runtime.experts import MixtureOfExperts
-from runtime.layers import FeedForward, Linear, RmsNorm, repeated
+from runtime.layers import FeedForward, LayerNorm, Linear, Norm, RmsNorm, repeated
 from runtime.ranks import StageShare
 from runtime.routing import Balance, Router
 from scenarios.model import Attention, Layer, Mla, Mlp, ModelSpec, Moe
@@ -26,34 +27,56 @@ INIT_STD = 0.02
 NO_BALANCE = Balance()
 
 
-class Block(nn.Module):
-    """One layer: norm, attention, norm, feed-forward, with residuals."""
+def norm_of(model: ModelSpec) -> Norm:
+    """The kind of norm of a model."""
+    return LayerNorm if model.norm_bias else RmsNorm
 
-    def __init__(self, hidden_size: int, spec: Layer, mode: str, modules: tuple[str, ...]) -> None:
+
+class Block(nn.Module):
+    """One layer: norm, attention, norm, feed-forward, with residuals; norms behind both (Gemma), or one for both."""
+
+    def __init__(self, model: ModelSpec, spec: Layer, mode: str, modules: tuple[str, ...]) -> None:
         """Build a layer; ``mode`` is f, s or n: recompute all of it, only ``modules``, or nothing."""
         super().__init__()
         assert isinstance(spec.mixer, Attention | Mla)
         assert isinstance(spec.feed_forward, Mlp | Moe)
+        size, norm = model.hidden_size, norm_of(model)
         again = modules if mode == "s" else ()
         self.recompute, self.recompute_mlp = mode == "f", spec.feed_forward.type in again
-        self.attention_norm = RmsNorm(hidden_size)
-        mixer = SelfAttention if isinstance(spec.mixer, Attention) else LatentAttention
-        self.attention = mixer(hidden_size, spec.mixer, "core_attn" in again)  # type: ignore[arg-type]
-        self.mlp_norm = RmsNorm(hidden_size)
-        sparse = isinstance(spec.feed_forward, Moe)
-        self.mlp: FeedForward | MixtureOfExperts = (
-            MixtureOfExperts(hidden_size, cast(Moe, spec.feed_forward))
-            if sparse
-            else FeedForward(hidden_size, cast(Mlp, spec.feed_forward))
-        )
+        self.attention_norm = norm(size)
+        self.attention: SelfAttention | LatentAttention
+        if isinstance(spec.mixer, Attention):
+            self.attention = SelfAttention(
+                size, spec.mixer, "core_attn" in again, rotary=model.position_embeddings == 0
+            )
+        else:
+            self.attention = LatentAttention(size, spec.mixer, "core_attn" in again)
+        self.mlp_norm = norm(size) if spec.norms > 1 else None
+        """None: attention and feed-forward work side by side on the same input (GPT-J)."""
+        self.attention_post_norm = norm(size) if spec.norms == 4 else None
+        self.mlp_post_norm = norm(size) if spec.norms == 4 else None
+        self.mlp: FeedForward | MixtureOfExperts
+        if isinstance(spec.feed_forward, Moe):
+            self.mlp = MixtureOfExperts(size, spec.feed_forward)
+        else:
+            self.mlp = FeedForward(size, spec.feed_forward)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Shape (batch, seq, hidden) in and out."""
         return repeated(self.recompute, self._layer, input)
 
     def _layer(self, input: torch.Tensor) -> torch.Tensor:
-        attended = input + self.attention(self.attention_norm(input))
-        return cast(torch.Tensor, attended + repeated(self.recompute_mlp, self.mlp, self.mlp_norm(attended)))
+        normed = self.attention_norm(input)
+        mixed = self.attention(normed)
+        if self.attention_post_norm is not None:
+            mixed = self.attention_post_norm(mixed)
+        attended = input + mixed
+        if self.mlp_norm is not None:
+            normed = self.mlp_norm(attended)
+        transformed = repeated(self.recompute_mlp, self.mlp, normed)
+        if self.mlp_post_norm is not None:
+            transformed = self.mlp_post_norm(transformed)
+        return cast(torch.Tensor, attended + transformed)
 
 
 class Decoder(nn.Module):
@@ -70,15 +93,20 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.dtype = dtype
-        self.embedding = nn.Embedding(model.vocab_size, model.hidden_size) if share.embedding else None
+        norm, size = norm_of(model), model.hidden_size
+        self.part: SequencePart = WHOLE
+        learned = share.embedding and model.position_embeddings > 0
+        self.embedding = nn.Embedding(model.vocab_size, size) if share.embedding else None
+        self.positions = nn.Embedding(model.position_embeddings, size) if learned else None
+        self.embedding_norm = norm(size) if share.embedding and model.embedding_norm else None
         self.layers = nn.ModuleDict(
             {
-                str(index): Block(model.hidden_size, model.layers[index], mode, recompute_modules)
+                str(index): Block(model, model.layers[index], mode, recompute_modules)
                 for index, mode in zip(range(share.first, share.last), share.modes, strict=True)
             }
         )
-        self.norm = RmsNorm(model.hidden_size) if share.head else None
-        self.head = Linear(model.hidden_size, model.vocab_size, bias=False) if share.head else None
+        self.norm = norm(size) if share.head else None
+        self.head = Linear(size, model.vocab_size, bias=model.head_bias) if share.head else None
         self.tied = model.tied_embeddings
         self.tie()
         for router in self.routers():
@@ -99,13 +127,21 @@ class Decoder(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Tokens (batch, seq) or hidden states (batch, seq, hidden) in; hidden states or logits out."""
-        hidden = input if self.embedding is None else self.embedding(input)
+        hidden = input if self.embedding is None else self._embedded(input)
         hidden = hidden.to(self.dtype)
         for layer in self.layers.values():
             hidden = layer(hidden)
         if self.norm is None or self.head is None:
             return hidden
         return cast(torch.Tensor, self.head(self.norm(hidden)))
+
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        assert self.embedding is not None
+        hidden = self.embedding(tokens)
+        if self.positions is not None:
+            places = self.part.positions(tokens.shape[1], tokens.device)
+            hidden = hidden + self.positions(places.expand_as(tokens))
+        return cast(torch.Tensor, hidden if self.embedding_norm is None else self.embedding_norm(hidden))
 
 
 def initialise(decoder: Decoder, seed: int) -> None:

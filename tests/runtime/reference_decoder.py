@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from scenarios.model import Attention, Layer, Mla, Mlp, ModelSpec, Moe
+from scenarios.model import Attention, Layer, Mla, ModelSpec, Moe
 
 Weights = dict[str, torch.Tensor]
 
@@ -15,31 +15,48 @@ Weights = dict[str, torch.Tensor]
 def logits(model: ModelSpec, weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
     """Logits (seq, vocab) of one sequence of tokens."""
     hidden = weights["embedding.weight"][tokens]
+    if model.position_embeddings:
+        hidden = hidden + weights["positions.weight"][: len(tokens)]
+    if model.embedding_norm:
+        hidden = norm(hidden, under(weights, "embedding_norm."))
     for index, layer in enumerate(model.layers):
-        hidden = block(layer, under(weights, f"layers.{index}."), hidden)
+        hidden = block(model, layer, under(weights, f"layers.{index}."), hidden)
     head = weights["embedding.weight" if model.tied_embeddings else "head.weight"]
-    return norm(hidden, weights["norm.weight"]) @ head.T
+    return norm(hidden, under(weights, "norm.")) @ head.T + (weights["head.bias"] if model.head_bias else 0.0)
 
 
 def under(weights: Weights, prefix: str) -> Weights:
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
-def block(layer: Layer, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
+def block(model: ModelSpec, layer: Layer, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
     mixer, own = layer.mixer, under(weights, "attention.")
-    normed = norm(hidden, weights["attention_norm.weight"])
-    hidden = hidden + (grouped(mixer, own, normed) if isinstance(mixer, Attention) else latent(mixer, own, normed))
+    normed = norm(hidden, under(weights, "attention_norm."))
+    if isinstance(mixer, Mla):
+        mixed = latent(mixer, own, normed)
+    else:
+        assert isinstance(mixer, Attention)
+        mixed = grouped(mixer, own, normed, rotary=not model.position_embeddings)
+    if layer.norms == 4:
+        mixed = norm(mixed, under(weights, "attention_post_norm."))
+    hidden = hidden + mixed
     own = under(weights, "mlp.")
-    normed = norm(hidden, weights["mlp_norm.weight"])
+    if layer.norms > 1:
+        normed = norm(hidden, under(weights, "mlp_norm."))
     part = layer.feed_forward
     if isinstance(part, Moe):
-        return hidden + torch.stack([mixture(part, own, token) for token in normed])
-    assert isinstance(part, Mlp)
-    return hidden + torch.stack([feed_forward(own, "", token) for token in normed])
+        out = torch.stack([mixture(part, own, token) for token in normed])
+    else:
+        out = torch.stack([feed_forward(own, "", token) for token in normed])
+    return hidden + (norm(out, under(weights, "mlp_post_norm.")) if layer.norms == 4 else out)
 
 
-def norm(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return values / (values.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+def norm(values: torch.Tensor, weights: Weights) -> torch.Tensor:
+    """RMSNorm, or LayerNorm where there is a bias."""
+    if "bias" in weights:
+        values = values - values.mean(-1, keepdim=True)
+    scaled = values / (values.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights["weight"]
+    return scaled + weights["bias"] if "bias" in weights else scaled
 
 
 def linear(weights: Weights, name: str, values: torch.Tensor) -> torch.Tensor:
@@ -59,18 +76,19 @@ def turned(vector: torch.Tensor, position: int) -> torch.Tensor:
     return result
 
 
-def grouped(spec: Attention, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
+def grouped(spec: Attention, weights: Weights, hidden: torch.Tensor, *, rotary: bool) -> torch.Tensor:
     seq, size = len(hidden), spec.head_dim
+    turn = turned if rotary else lambda vector, _: vector
     query, key, value = (linear(weights, name, hidden).view(seq, -1, size) for name in ("query", "key", "value"))
     if spec.qk_norm:
-        query, key = norm(query, weights["query_norm.weight"]), norm(key, weights["key_norm.weight"])
+        query, key = norm(query, under(weights, "query_norm.")), norm(key, under(weights, "key_norm."))
     mixed = torch.zeros(seq, spec.heads, size)
     for head in range(spec.heads):
         of = head // (spec.heads // spec.kv_heads)
-        keys = [turned(key[at, of], at) for at in range(seq)]
+        keys = [turn(key[at, of], at) for at in range(seq)]
         for at in range(seq):
             seen = [other for other in range(at + 1) if visible(spec, at, other)]
-            scores = [turned(query[at, head], at) @ keys[other] / math.sqrt(size) for other in seen]
+            scores = [turn(query[at, head], at) @ keys[other] / math.sqrt(size) for other in seen]
             if spec.sinks:
                 scores.append(weights["sinks"][head])
             shares = torch.stack(scores).softmax(0)
@@ -88,11 +106,11 @@ def latent(spec: Mla, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
     seq, plain, rope = len(hidden), spec.qk_nope_head_dim, spec.qk_rope_head_dim
     start = hidden
     if spec.q_lora_rank is not None:
-        start = norm(linear(weights, "query_down", hidden), weights["query_norm.weight"])
+        start = norm(linear(weights, "query_down", hidden), under(weights, "query_norm."))
     query = linear(weights, "query_up", start).view(seq, spec.heads, plain + rope)
     down = linear(weights, "down", hidden)
     compressed, position = down[:, : spec.kv_lora_rank], down[:, spec.kv_lora_rank :]
-    both = linear(weights, "up", norm(compressed, weights["norm.weight"])).view(seq, spec.heads, -1)
+    both = linear(weights, "up", norm(compressed, under(weights, "norm."))).view(seq, spec.heads, -1)
     mixed = torch.zeros(seq, spec.heads, spec.v_head_dim)
     shared = [turned(position[at], at) for at in range(seq)]
     for head in range(spec.heads):

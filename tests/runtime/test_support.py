@@ -30,13 +30,13 @@ def model_with(mixer: Any, feed_forward: Any = None, norms: int = 2) -> ModelSpe
 
 NARROW = SOFTMAX.model_copy(update={"ffn_hidden_size": 33})
 MODELS = {
-    "attention[+]moe with 4 norms": model_with(PLAIN, SOFTMAX, norms=4),
+    "attention[+]moe with 3 norms": model_with(PLAIN, SOFTMAX, norms=3),
     "mamba[+]mlp": model_with(Mamba(generation=1, inner_size=128, state_size=8, conv_kernel=4, dt_rank=4)),
     "indexer_heads": model_with(LATENT.model_copy(update={"indexer_heads": 2, "indexer_head_dim": 8})),
     "even head_dim": model_with(PLAIN.model_copy(update={"head_dim": 15})),
     "even qk_rope_head_dim": model_with(LATENT.model_copy(update={"qk_rope_head_dim": 5})),
-    "norm_bias": tiny().model_copy(update={"norm_bias": True}),
-    "position_embeddings = 64": tiny().model_copy(update={"position_embeddings": 64}),
+    "embedding_size = 32": tiny().model_copy(update={"embedding_size": 32}),
+    "8 learned positions": tiny().model_copy(update={"position_embeddings": 8}),
     "mtp_layers = 1": tiny("deepseek").model_copy(update={"mtp_layers": 1}),
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -80,7 +80,7 @@ def test_layouts_and_jobs_that_are_not_executed(reason: str, layout: dict[str, A
         request_for(plan_of(**layout), steps=1)
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "llama2-7b"])
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "gpt3-175b", "gpt-1t", "moe-50m"])
 def test_shipped_models_are_built(name: str) -> None:
     check_runnable(Job(model=load_model(name), seq_length=64, global_batch_size=8), Layout())
 

@@ -42,6 +42,33 @@ def of(mixer: Attention | Mla = PLAIN, block: Mlp | Moe = DENSE) -> Layer:
 MODELS = {
     "dense": model("tiny", {"dense": of()}),
     "tied": model("tiny", {"dense": of()}, tied_embeddings=True),
+    # as GPT-3: LayerNorm, learned positions, biases, two matrices with GELU
+    "gpt": model(
+        "gpt",
+        {
+            "dense": of(
+                Attention(heads=4, kv_heads=4, head_dim=16, qkv_bias=True, output_bias=True),
+                Mlp(ffn_hidden_size=96, gated=False, bias=True),
+            )
+        },
+        norm_bias=True,
+        position_embeddings=48,
+        tied_embeddings=True,
+    ),
+    # as GPT-J and BLOOM together: one norm for attention and feed-forward side by side, a norm after the embedding
+    "gptj": model(
+        "gptj",
+        {"dense": Layer(mixer=PLAIN, feed_forward=Mlp(ffn_hidden_size=96, gated=False, bias=True), norms=1)},
+        norm_bias=True,
+        embedding_norm=True,
+        head_bias=True,
+    ),
+    # as Gemma 3: norms before and behind each part
+    "gemma": model(
+        "gemma",
+        {"dense": Layer(mixer=PLAIN.model_copy(update={"window": 8, "qk_norm": True}), feed_forward=DENSE, norms=4)},
+        tied_embeddings=True,
+    ),
     # as Mixtral and Qwen3: softmax routing in every layer, normalised heads
     "moe": model("moe", {"moe": of(PLAIN.model_copy(update={"qk_norm": True}), SOFTMAX)}),
     # as DeepSeek-V3: latent attention, dense first layer, shared expert, corrected sigmoid scores in limited groups
