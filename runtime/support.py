@@ -38,6 +38,11 @@ def check_recipe(job: Job, layout: Layout, recipe: Recipe) -> None:
     if recipe.compile is not None and layout.pp > 1 and layout.schedule in SPLIT_SCHEDULES:
         reason = f"{layout.schedule} splits the backward pass, and compiled layers cannot be split"
         raise InputError(f"this plan cannot run here: {reason}", hint="leave --compile out", key="--compile")
+    if recipe.compile is not None and layout.tp > 1:
+        reason = "torch 2.13 cannot run the backward pass of compiled layers whose weights are split over tp"
+        raise InputError(
+            f"this plan cannot run here: {reason}", hint="leave --compile out, or pin tp=1", key="--compile"
+        )
     if recipe.compile != "reduce-overhead":
         return
     sharded = layout.optimizer_sharding in ("zero2", "zero3") and layout.dp * layout.cp > 1

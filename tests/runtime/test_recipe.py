@@ -48,6 +48,7 @@ def test_options_become_a_recipe_and_the_rest_stays() -> None:
     ("layout", "mode", "reason"),
     [
         ({"pp": 2, "schedule": "zb-h1"}, "default", "compiled layers cannot be split"),
+        ({"tp": 2}, "default", "split over tp"),
         ({"dp": 2, "optimizer_sharding": "zero3"}, "reduce-overhead", "the same addresses"),
         ({"model": tiny("moe")}, "reduce-overhead", "need fixed shapes"),
         ({"pp": 2}, "reduce-overhead", "replayed CUDA graphs overwrite"),
