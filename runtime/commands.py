@@ -19,7 +19,6 @@ from runtime.journal import Event
 from runtime.launch import require_torch
 from runtime.metrics import JobMetrics, serve
 from runtime.pace import Pace, step_words
-from runtime.recipe_options import recipe_options, take_recipe
 from runtime.request import DataSettings, Recipe
 from simulator.outcome import Measurement, plain
 from topologies.console import command, console, json_option, print_json, progress_bar, say, write_output
@@ -65,6 +64,34 @@ def durable_options(function: Decorated) -> Decorated:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+POSITIVE = click.FloatRange(min=0, min_open=True)
+RECIPE_OPTIONS = (
+    click.option("--learning-rate", type=POSITIVE, help="The highest of the schedule (3e-4)."),
+    click.option("--lr-warmup", "warmup_steps", type=click.IntRange(min=0), help="Steps in which it rises (0)."),
+    click.option("--lr-decay", "decay", type=click.Choice(["constant", "cosine", "linear"]), help="Then (constant)."),
+    click.option("--clip-norm", type=POSITIVE, help="Longest gradient of the whole model (not clipped)."),
+    click.option("--balance-loss", type=click.FloatRange(min=0), help="Coefficient for routed experts (0.001)."),
+    click.option(
+        "--compile",
+        type=click.Choice(["default", "reduce-overhead"]),
+        help="torch.compile of each layer; reduce-overhead replays CUDA graphs.",
+    ),
+)
+
+
+def recipe_options(function: Decorated) -> Decorated:
+    """Add the options for what neither job nor layout says."""
+    for option in reversed(RECIPE_OPTIONS):
+        function = option(function)
+    return function
+
+
+def take_recipe(options: dict[str, Any]) -> Recipe:
+    """Take what was said of a recipe out of the options of a command."""
+    said = {name: options.pop(name) for name in Recipe.model_fields if name in options}
+    return Recipe(**{name: value for name, value in said.items() if value is not None})
 
 
 @command()

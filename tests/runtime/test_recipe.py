@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from plans import plan_of
 from tiny_training import tiny
 
+from runtime.commands import recipe_options, take_recipe
 from runtime.job import request_for
-from runtime.recipe_options import recipe_options, take_recipe
 from runtime.request import Recipe
 from topologies.errors import InputError
 
