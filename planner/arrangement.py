@@ -147,7 +147,8 @@ def least_bytes(blocks: Blocks, capacities: Ints) -> float:
     unit is left open, so the program bounds every arrangement and need not describe one.
     """
     patterns = _patterns(blocks, capacities)
-    ring, near, whole_stage = blocks.ring_bytes, blocks.neighbour_bytes, blocks.per_stage
+    scale = max(blocks.ring_bytes, blocks.neighbour_bytes, 1.0)  # a solver wants numbers near 1
+    ring, near, whole_stage = blocks.ring_bytes / scale, blocks.neighbour_bytes / scale, blocks.per_stage
     size, whole, parts = (np.array(column, dtype=np.float64) for column in zip(*patterns, strict=True))
     together = (whole + parts - 1) / (whole + parts)
     held = np.minimum(size - whole * whole_stage, parts * whole_stage)
@@ -172,7 +173,7 @@ def least_bytes(blocks: Blocks, capacities: Ints) -> float:
     program.add(np.concatenate([none, np.ones(width), [-float(whole_stage)]]), left=0.0, right=0.0)
     fewest = int(np.searchsorted(np.cumsum(np.sort(capacities)[::-1]), whole_stage) + 1)
     program.add(np.concatenate([parts, none, [-float(max(2, fewest))]]), left=0.0)
-    return max(solve(program, nodes=MOST_NODES, chain=("HiGHS",)).bound, 0.0)
+    return max(scale * solve(program, nodes=MOST_NODES, chain=("HiGHS",)).bound, 0.0)
 
 
 def _patterns(blocks: Blocks, capacities: Ints) -> list[tuple[int, int, int]]:

@@ -115,7 +115,8 @@ def arranged(scenario: Scenario, layout: Layout) -> Placement:
         return replace(placed, node_numbers=tuple(int(one) for one in free[: placed.nodes]))
     chosen = best_arrangement(blocks, held)
     naive = uplink_bytes(blocks, in_rank_order(blocks, held))
-    best, bound = uplink_bytes(blocks, chosen), least_bytes(blocks, held)
+    best = uplink_bytes(blocks, chosen)
+    bound = min(least_bytes(blocks, held), best)
     return replace(
         placed,
         node_numbers=_numbers(chosen, free, unit_of, units, per_block),

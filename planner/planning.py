@@ -19,11 +19,12 @@ from planner.partition import Effort
 from planner.placement import arranged, healthy
 from planner.plan import Plan
 from planner.pooled import plan_pools
-from planner.pricing import price
+from planner.pricing import DEGREES, price
 from planner.question import Question
 from planner.refusal import memory_refusal, pins_text, rule_refusal
 from planner.rivals import alternative, rivals
 from planner.search import Found
+from planner.story import per_token
 from scenarios.scenario import Scenario
 from topologies.document import InputFile
 from topologies.errors import Infeasible
@@ -69,7 +70,8 @@ def plan(
     fixed = {**scenario_pins(scenario), **(pins or {})}
     if len(scenario.cluster.kinds) > 1:
         return plan_pools(asked, fixed, top=top, inputs=inputs)
-    question, found = enumerate_layouts(scenario, fixed)
+    idle_asked = "fewer-gpus" in asked.allow
+    question, found = enumerate_layouts(scenario, fixed, LEAST_ALLOWED if idle_asked else LEAST_TOLD)
     priced = price(scenario, question, found)
     judged = judge(scenario, question, priced, fixed, top, effort=effort, told=told)
     if judged is None:
@@ -88,7 +90,7 @@ def plan(
     unpinned = free_choice(scenario, best, fixed, effort) if fixed and looks else []
     smaller = with_idle_gpus(scenario, best, others) if question.all_gpus and not fixed and looks else []
     alternatives = [*unpinned, *smaller, *rivals(scenario, priced, judged, top)]
-    return Plan(
+    made = Plan(
         scenario=asked,
         layout=best.layout,
         placement=arranged(asked, best.layout).as_json(),
@@ -100,6 +102,46 @@ def plan(
         solver=certificate(scenario, priced, judged)
         | {"pins": {name: plain(value) for name, value in fixed.items()}, "seconds": time.perf_counter() - started},
         inputs=[asdict(one) for one in inputs],
+    )
+    if asked.exclude_nodes and not fixed.keys() & set(DEGREES) and not effort.over:
+        left = None if time_limit_seconds is None else max(started + time_limit_seconds - time.perf_counter(), 0.1)
+        return _or_as_without_gaps(made, pins or {}, top, inputs, left)
+    return made
+
+
+def _or_as_without_gaps(
+    made: Plan, pins: Mapping[str, Any], top: int, inputs: Sequence[InputFile], limit_seconds: float | None
+) -> Plan:
+    """The plan, or with fewer replicas that of the cluster before nodes broke, where that is better.
+
+    With a few nodes away very many numbers of GPUs are possible, most of them awkward, and the search may not get to
+    the plain answer; the bound stays that of the search over all of them.
+    """
+    before = made.scenario.model_copy(update={"exclude_nodes": ""})
+    try:
+        shape = plan(before, pins=pins, top=0, time_limit_seconds=limit_seconds).layout
+        degrees = {axis: getattr(shape, axis) for axis in DEGREES if axis != "dp"}
+        other = plan(made.scenario, pins={**pins, **degrees}, top=0, inputs=inputs, time_limit_seconds=limit_seconds)
+    except Infeasible:
+        return made
+    if per_token(other) >= per_token(made):
+        return made
+    seconds, bound = other.predicted["step_seconds"], min(made.solver["bound_seconds"], other.predicted["step_seconds"])
+    told = {"objective_seconds": seconds, "bound_seconds": bound, "gap": seconds / bound - 1}
+    status = f"{made.solver['status']}; better with the degrees of the cluster without gaps and fewer replicas"
+    lost = (
+        f"first found: {100 * (made.predicted['step_seconds'] / seconds - 1):+.1f} % on {made.layout.world_size} GPUs"
+    )
+    first = {
+        "layout": made.as_json()["layout"],
+        "label": made.layout.label(),
+        "step_seconds": made.predicted["step_seconds"],
+        "mfu": made.predicted["mfu"],
+        "peak_bytes": made.predicted["memory_bytes"]["peak"],
+        "lost_because": lost,
+    }
+    return replace(
+        other, solver=made.solver | told | {"status": status}, alternatives=[first, *made.alternatives][:top]
     )
 
 
@@ -116,14 +158,20 @@ def scenario_pins(scenario: Scenario) -> dict[str, Any]:
     return {name: value for name, value in pins.items() if value is not None}
 
 
-def enumerate_layouts(scenario: Scenario, pins: dict[str, Any]) -> tuple[Question, Candidates]:
-    """All legal layouts on every GPU, or on the largest number that works (many, where idle GPUs are allowed)."""
+def enumerate_layouts(
+    scenario: Scenario, pins: dict[str, Any], least_share: float = LEAST_ALLOWED
+) -> tuple[Question, Candidates]:
+    """All legal layouts on every GPU, or on the largest number that works.
+
+    Where idle GPUs are allowed: on all numbers from ``least_share`` of the cluster up.
+    """
     whole = _question(scenario)
     if whole.allows("fewer-gpus"):
-        partly = _question(scenario, least_share=LEAST_ALLOWED)
-        found = legal_layouts(partly, pins)
-        if len(found.layouts):
-            return partly, found
+        for share in dict.fromkeys((least_share, LEAST_ALLOWED)):
+            partly = _question(scenario, least_share=share)
+            found = legal_layouts(partly, pins)
+            if len(found.layouts):
+                return partly, found
     found = legal_layouts(whole, pins)
     if len(found.layouts):
         return whole, found

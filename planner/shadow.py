@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.plan import Plan
 from planner.planning import plan
-from planner.story import changed_layout
+from planner.story import changed_layout, per_token
 from scenarios.layout import Pins
 from scenarios.scenario import Scenario
 from topologies.cluster import Cluster
@@ -54,7 +54,7 @@ def _asked(made: Plan, name: str, changed: Scenario, pins: dict[str, Any], tell:
         other = plan(changed, pins=pins, top=0)
     except Infeasible as refusal:
         return Price(change=name, gain=None, layout="", words=f"{name}: no layout works any more: {refusal.constraint}")
-    gain = 1 - _per_token(other) / _per_token(made)
+    gain = 1 - per_token(other) / per_token(made)
     what = changed_layout(made.layout, other.layout)
     if abs(gain) < NOTHING:
         words = f"{name} would change nothing"
@@ -66,23 +66,6 @@ def _asked(made: Plan, name: str, changed: Scenario, pins: dict[str, Any], tell:
         allows = f"allow {what} and " if what else ""
         words = f"{name} would {allows}{verb} {100 * abs(gain):.1f} % {goal} per token"
     return Price(change=name, gain=gain, layout=other.layout.label(), words=words)
-
-
-def _per_token(made: Plan) -> float:
-    """The objective per token: wall seconds, US dollars, joules, or the lost share."""
-    predicted, job = made.predicted, made.scenario.job
-    wall: float = predicted["step_seconds"] / max(predicted["goodput"], 1e-9) / job.tokens_per_step
-    match made.scenario.objective:
-        case "goodput":
-            return 1 - float(predicted["goodput"])
-        case "cost" if predicted["cost_usd"]:
-            return float(predicted["cost_usd"])
-        case "energy" if predicted["energy_kwh"]:
-            return float(predicted["energy_kwh"])
-        case "cost" | "energy":
-            return wall * made.layout.world_size
-        case _:
-            return wall
 
 
 def _changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:

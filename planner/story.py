@@ -47,6 +47,23 @@ def recomputed_text(layout: Layout) -> str:
     return " and ".join(parts)
 
 
+def per_token(made: Plan) -> float:
+    """The objective per token: wall seconds, US dollars, joules, or the lost share."""
+    predicted, job = made.predicted, made.scenario.job
+    wall: float = predicted["step_seconds"] / max(predicted["goodput"], 1e-9) / job.tokens_per_step
+    match made.scenario.objective:
+        case "goodput":
+            return 1 - float(predicted["goodput"])
+        case "cost" if predicted["cost_usd"]:
+            return float(predicted["cost_usd"])
+        case "energy" if predicted["energy_kwh"]:
+            return float(predicted["energy_kwh"])
+        case "cost" | "energy":
+            return wall * made.layout.world_size
+        case _:
+            return wall
+
+
 def headline(before: Plan, after: Plan) -> list[str]:
     """The difference between two plans in a few sentences: layout, step by its parts, goodput, run, cost."""
     told = []

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from planner.placement import arranged, healthy, nodes_text
+from planner.planning import plan
+from planner.story import per_token
 from scenarios.job import Job
 from scenarios.layout import Layout
 from scenarios.scenario import Scenario
@@ -49,6 +51,16 @@ def test_broken_nodes_are_left_out(scenario: Scenario) -> None:
     assert placed.idle_gpus == 0
     assert sorted(placed.node_numbers) == [0, 2, 3, 4, *range(7, 15)]
     assert placed.as_json()["excluded_nodes"] == [1, 5, 6]
+
+
+def test_a_plan_around_broken_nodes_is_no_worse_than_fewer_replicas(scenario: Scenario) -> None:
+    whole = plan(scenario, top=0).layout
+    degrees = {axis: getattr(whole, axis) for axis in ("tp", "cp", "pp", "ep")}
+    broken = scenario.model_copy(update={"exclude_nodes": "4"})
+    made, fewer = plan(broken, top=2), plan(broken, pins=degrees, top=0)
+    assert per_token(made) <= per_token(fewer) * (1 + 1e-9)
+    assert made.solver["bound_seconds"] <= made.predicted["step_seconds"]
+    assert 4 not in made.placement["node_numbers"]
 
 
 def test_each_block_of_an_expert_group_is_one_unit(scenario: Scenario) -> None:
