@@ -35,25 +35,19 @@ def check_recipe(job: Job, layout: Layout, recipe: Recipe) -> None:
     Raises:
         InputError: names the option, and what to do.
     """
-    if recipe.compile is not None and layout.pp > 1 and layout.schedule in SPLIT_SCHEDULES:
-        reason = f"{layout.schedule} splits the backward pass, and compiled layers cannot be split"
-        raise InputError(f"this plan cannot run here: {reason}", hint="leave --compile out", key="--compile")
-    if recipe.compile is not None and layout.tp > 1:
-        reason = "torch 2.13 cannot run the backward pass of compiled layers whose weights are split over tp"
-        raise InputError(
-            f"this plan cannot run here: {reason}", hint="leave --compile out, or pin tp=1", key="--compile"
-        )
-    if recipe.compile != "reduce-overhead":
-        return
+    graphs = recipe.compile == "reduce-overhead"
     sharded = layout.optimizer_sharding in ("zero2", "zero3") and layout.dp * layout.cp > 1
     sparse = any(isinstance(layer.feed_forward, Moe) for layer in job.model.layers)
+    split = layout.pp > 1 and layout.schedule in SPLIT_SCHEDULES
     for wrong, reason in (
-        (sharded, "FSDP gathers weights into other memory each time, and CUDA graphs replay the same addresses"),
-        (sparse, "how many tokens an expert gets is known on the GPU only, and CUDA graphs need fixed shapes"),
-        (layout.pp > 1, "pipelines keep the results of several micro-batches, which replayed CUDA graphs overwrite"),
+        (split, f"{layout.schedule} splits the backward pass, and compiled layers cannot be split"),
+        (layout.tp > 1, "torch 2.13 cannot run the backward pass of compiled layers whose weights are split over tp"),
+        (sparse, "torch 2.13 cannot compile layers whose experts take as many tokens as a router sends them"),
+        (graphs and sharded, "FSDP gathers weights into other memory each time; CUDA graphs replay the same addresses"),
+        (graphs and layout.pp > 1, "pipelines keep results of several micro-batches, which CUDA graphs overwrite"),
     ):
-        if wrong:
-            raise InputError(f"this plan cannot run here: {reason}", hint="use --compile default", key="--compile")
+        if wrong and recipe.compile is not None:
+            raise InputError(f"this plan cannot run here: {reason}", hint="leave --compile out", key="--compile")
 
 
 Reason = tuple[str, str, str]

@@ -188,6 +188,14 @@ def test_eight_ranks() -> None:
     check(8, EIGHT, 300)
 
 
+@pytest.mark.slow
+def test_compiled_layers() -> None:
+    check(
+        2,
+        {name: replicas(name, recipe={"compile": "default"}) | {"micro_batch_size": 4} for name in ("zero1", "zero3")},
+    )
+
+
 def test_clipping_changes_the_training() -> None:
     assert worst(plain_losses("moe", 0.5), plain_losses("moe")) > 10 * TOLERANCE
 
