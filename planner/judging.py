@@ -24,6 +24,8 @@ from simulator.memory import memory_use
 
 EQUAL_STEP = 1.02
 """With the goodput as objective, layouts up to 2 % slower than the fastest compete: idling is no way to lose less."""
+ROUNDING = 1.0
+"""Bytes by which sums over stages may differ from the simulator's."""
 FIXED = 24
 """Layouts whose stages are pinned, or that the search cannot take apart, are judged as they are: so many at most."""
 
@@ -89,8 +91,8 @@ def recompute_modes(pins: dict[str, Any]) -> tuple[Recompute, ...]:
     return ("full", "selective", "none") if pinned is None else (pinned,)
 
 
-def _predicted(scenario: Scenario, found: Found, top: int) -> Judged:
-    """The best stages of each set of degrees, spelled out and predicted by the simulator."""
+def _predicted(scenario: Scenario, found: Found, top: int) -> Judged | None:
+    """The best stages of each set of degrees, spelled out and predicted by the simulator, which has the last word."""
     walked = [one for one in found.opened if one.found.choice is not None]
     walked.sort(key=lambda one: one.found.seconds * one.rate)
     told: list[tuple[Outlook, Opened]] = []
@@ -99,9 +101,14 @@ def _predicted(scenario: Scenario, found: Found, top: int) -> Judged:
         degrees = tuple(int(getattr(one.layout, axis)) for axis in DEGREES)
         if (degrees in seen and scenario.objective != "goodput") or len(told) > top + 1:
             continue
-        seen.add(degrees)
         layout = spelled_out(one, scenario.model.pattern)
-        told.append((outlook(scenario, layout, played_step(scenario.cluster, scenario.job, layout)), one))
+        judged = outlook(scenario, layout, played_step(scenario.cluster, scenario.job, layout))
+        if judged.memory.headroom_bytes < -ROUNDING:
+            continue
+        seen.add(degrees)
+        told.append((judged, one))
+    if not told:
+        return None
     if scenario.objective == "goodput":
         limit = EQUAL_STEP * min(one.step.total_seconds for one, _ in told)
         told = [one for one in told if one[0].step.total_seconds <= limit]

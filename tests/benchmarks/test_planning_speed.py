@@ -61,3 +61,12 @@ def test_a_whole_plan(name: str, limit_seconds: float, limit_gap: float) -> None
     print(f"{name}: {seconds:.1f} s, gap {made.solver['gap']:.2%}")  # noqa: T201
     assert made.solver["gap"] <= limit_gap
     assert seconds < limit_seconds
+
+
+def test_deepseek_s_own_layout_is_not_faster_than_the_plan() -> None:
+    """PP 16, EP 64, ZeRO-1, DualPipe (arXiv 2412.19437, section 3.2), with the stages and recompute that suit it."""
+    scenario = load_scenario("deepseek-v3-2048-h800")
+    pins = {"pp": 16, "ep": 64, "tp": 1, "optimizer_sharding": "zero1", "schedule": "dualpipe"}
+    made, theirs = plan(scenario, top=0), plan(scenario, pins=pins, top=0)
+    print(f"{made.predicted['step_seconds']:.2f} s, theirs {theirs.predicted['step_seconds']:.2f} s")  # noqa: T201
+    assert made.predicted["step_seconds"] <= theirs.predicted["step_seconds"]

@@ -18,8 +18,6 @@ PUBLISHED = {
     "gpt3-175b-1024-a100": {"tp": 8, "pp": 8, "dp": 16},
     # the starting ratios told for a model of 1T parameters: TP 16, PP 8
     "gpt-1t-8192-a100": {"tp": 16, "pp": 8, "dp": 64},
-    # arXiv 2412.19437, section 3.2: PP 16, EP 64, ZeRO-1, DualPipe
-    "deepseek-v3-2048-h800": {"pp": 16, "ep": 64, "tp": 1, "optimizer_sharding": "zero1", "schedule": "dualpipe"},
 }
 
 
