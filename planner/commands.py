@@ -65,13 +65,15 @@ def plan(
     from planner.pins import parse_pins
     from planner.planning import plan as make_plan
     from planner.planning import scenario_pins
+    from planner.trials.commands import right_size_here
     from scenarios.scenario import load_scenario
 
     if calibrate:
         pinned = [word for pin in pins for word in ("--pin", pin)]
         changed = [word for change in overrides for word in ("--set", change)]
         wished = ["--objective", objective] if objective else []
-        _right_size(scenario, Path(calibrate_dir), [*pinned, *changed, *wished], output, as_json)
+        wished += ["--exclude-nodes", exclude_nodes] if exclude_nodes else []
+        right_size_here(scenario, Path(calibrate_dir), [*pinned, *changed, *wished], output, as_json)
         return
     inputs: list[InputFile] = []
     changes = [*overrides, *([f"objective={objective}"] if objective else [])]
@@ -95,29 +97,6 @@ def plan(
         _show(made)
     else:
         say(_answer(made))
-
-
-def _right_size(scenario: str, folder: Path, settings: list[str], output: str | None, as_json: bool) -> None:
-    from planner.cli import headway
-    from planner.rightsizing import right_size
-
-    def run(words: list[str]) -> int:
-        say(f"\n$ headway {' '.join(words)}")
-        return int(headway.main(words, prog_name="headway", standalone_mode=False) or 0)
-
-    trials = right_size(run, scenario, folder, settings=settings)
-    best = trials[0]
-    if output is not None:
-        write_output(output, best.plan.read_bytes())
-    if as_json:
-        print_json([{**asdict(one), "plan": str(one.plan), "error": one.error} for one in trials])
-        return
-    table = Table("layout", "predicted", "measured", "error", "plan", title="Run on this machine, the fastest first")
-    for one in trials:
-        measured = f"{one.measured_seconds:.3f} s" + (" (contended)" if one.contended else "")
-        table.add_row(one.layout, f"{one.predicted_seconds:.3f} s", measured, f"{one.error:+.1%}", str(one.plan))
-    console().print(table)
-    say(f"the fastest is {best.plan}; what the runs taught is in {folder / 'machine.yaml'}")
 
 
 def _tell(tell: Callable[[str], None], found: Any) -> None:

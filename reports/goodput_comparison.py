@@ -16,6 +16,8 @@ from topologies.errors import InputError
 RUNS = 100
 """Simulated runs: enough that the middle 80 % of a goodput is known to a few points."""
 SEED = 0
+NEGLIGIBLE = 1e-3
+"""Share of the wall time that is not worth a line, nor a verdict."""
 RESTART = "restart"
 
 
@@ -36,10 +38,11 @@ class GoodputComparison:
 
     @property
     def causes(self) -> list[str]:
-        """What took time on one side at least, the largest loss first."""
+        """What took time worth telling on one side at least, the largest loss first."""
         sides = (self.predicted["lost_seconds"], self.measured["lost_seconds"])
         total = Counter({cause: sum(side.get(cause, 0.0) for side in sides) for cause in {*sides[0], *sides[1]}})
-        return [cause for cause, seconds in total.most_common() if seconds > 0]
+        least = NEGLIGIBLE * self.measured["wall_seconds"]
+        return [cause for cause, seconds in total.most_common() if seconds > least]
 
 
 def compare_goodput(plan: Plan, measurement: Measurement) -> GoodputComparison | None:
@@ -72,7 +75,7 @@ def compare_goodput(plan: Plan, measurement: Measurement) -> GoodputComparison |
         promised=float(plan.predicted["goodput"]),
         predicted=predicted,
         measured=measured,
-        within_band=goodput["p10"] <= measured["goodput"] <= goodput["p90"],
+        within_band=goodput["p10"] - NEGLIGIBLE <= measured["goodput"] <= goodput["p90"] + NEGLIGIBLE,
         notes=_notes(plan, recorded, predicted, measured),
     )
 

@@ -1,0 +1,1 @@
+"""Right-sizing on the command line: what ``headway plan --calibrate`` does."""
