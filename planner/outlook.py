@@ -10,6 +10,7 @@ from planner.checkpointing import Operation, operation
 from planner.placement import Placement, place
 from planner.upkeep import Upkeep, upkeep, value
 from planner.upkeep import facility_watts as facility_watts
+from scenarios.job import Job
 from scenarios.layout import Layout, Stage
 from scenarios.model import ModelSpec
 from scenarios.scenario import Scenario
@@ -87,8 +88,9 @@ def objective_value(found: Outlook, objective: str) -> float:
     return float(value(objective, found.step.total_seconds, found.goodput, found.upkeep))
 
 
-def promise(found: Outlook) -> dict[str, Any]:
+def promise(found: Outlook, job: Job) -> dict[str, Any]:
     """The ``predicted`` part of a plan, with the keys of the contract."""
+    flops = job.model.forward_flops_per_token(job.seq_length)
     step, usd = found.step, float(found.upkeep.usd_per_second)
     p10, p50, p90 = (found.seconds(one) for one in (step.low_seconds, step.total_seconds, step.high_seconds))
     return {
@@ -101,6 +103,7 @@ def promise(found: Outlook) -> dict[str, Any]:
         "tflops_per_gpu": step.tflops_per_gpu,
         "breakdown_seconds": step.breakdown_seconds,
         "compute_parts_seconds": step.compute_parts_seconds,
+        "attention_flops_share": flops["attention"] / sum(flops.values()),
         "memory_bytes": found.memory.as_json(),
         "goodput": found.goodput,
         "steps": found.steps,

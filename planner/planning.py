@@ -95,7 +95,7 @@ def plan(
         layout=best.layout,
         placement=arranged(asked, best.layout).as_json(),
         checkpoint=best.checkpoint.as_json(),
-        predicted=promise(best)
+        predicted=promise(best, scenario.job)
         | {"notes": notes(question, best.layout, best.placement)}
         | (confirmed(scenario, best) if looks else {}),
         alternatives=alternatives[:top],

@@ -7,11 +7,12 @@ from typing import Any
 
 from planner.reasons import PARTS
 
-MATRIX_PARTS = ("gemm", "attention", "head")
-"""Parts of compute that do the model's FLOPs: what they take above the ideal is time below peak."""
+GEMM_PARTS = ("gemm", "head")
+"""Parts of compute that, with attention, do the model's FLOPs: what they take above the ideal is time below peak."""
 NAMES = PARTS | {
     "ideal": "model FLOPs at the dense peak",
-    "gemm_below_peak": "matrix units below their peak (shapes, attention, clocks) and the longest stage's extra work",
+    "gemm_below_peak": "matrix products below the peak (shapes, clocks) and the longest stage's extra work",
+    "attention_below_peak": "attention below the peak",
     "below_peak": "compute above that",
     "other compute": "other compute",
 }
@@ -46,8 +47,10 @@ def waterfall(predicted: dict[str, Any]) -> list[Part]:
     if causes:
         causes["other compute"] = compute - sum(causes.values())
         if ideal is not None:
-            matrix = sum(causes.pop(part, 0.0) for part in MATRIX_PARTS)
-            parts += [Part(key="ideal", value=ideal), Part(key="gemm_below_peak", value=matrix - ideal)]
+            scores = ideal * predicted.get("attention_flops_share", 0.0)
+            gemms = sum(causes.pop(part, 0.0) for part in GEMM_PARTS) - (ideal - scores)
+            parts += [Part(key="ideal", value=ideal), Part(key="gemm_below_peak", value=gemms)]
+            parts.append(Part(key="attention_below_peak", value=causes.pop("attention", 0.0) - scores))
         parts += [Part(key=key, value=value) for key, value in causes.items()]
     elif ideal is not None:
         parts += [Part(key="ideal", value=ideal), Part(key="below_peak", value=compute - ideal)]

@@ -31,6 +31,7 @@ COLOURS = {
     "below_peak": SKY,
     "compute": SKY,
     "attention": "#8CCBF0",
+    "attention_below_peak": "#8CCBF0",
     "head": "#8CCBF0",
     "memory_bound": "#B5DDF5",
     "recompute": PURPLE,

@@ -20,6 +20,7 @@ PART_NAMES = {
     "gemm": "Matrix products",
     "gemm_below_peak": "Matrix products below peak",
     "attention": "Attention",
+    "attention_below_peak": "Attention below peak",
     "memory_bound": "Norms, activations (memory-bound)",
     "recompute": "Recomputation",
     "head": "Output head and loss",

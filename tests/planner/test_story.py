@@ -66,6 +66,12 @@ def test_the_waterfall_is_the_step_and_starts_at_the_peak(made: Plan) -> None:
     assert sum(part.value for part in parts) == pytest.approx(made.predicted["step_seconds"], rel=1e-5)
     assert parts[0].key == "ideal"
     assert parts[0].value == pytest.approx(made.predicted["mfu"] * made.predicted["step_seconds"])
+    seconds = {part.key: part.value for part in parts}
+    scores = parts[0].value * made.predicted["attention_flops_share"]
+    assert seconds["attention_below_peak"] == pytest.approx(
+        made.predicted["compute_parts_seconds"]["attention"] - scores
+    )
+    assert 0 < seconds["attention_below_peak"] < seconds["gemm_below_peak"]
     told = explanation(made)["waterfall"]
     assert [entry["seconds"] for entry in told] == [part.value for part in parts]
 
