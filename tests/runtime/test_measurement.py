@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import plan_of
+from tiny_models import MODELS
 from tiny_training import BATCH, SEQ
+from torch.utils.flop_counter import FlopCounterMode
 
 from runtime.environment import CpuClock
 from runtime.job import request_for
 from runtime.measurement import measurement_from, percentile, write_measurement
+from runtime.ranks import shares
+from runtime.transformer import build_decoder, token_loss
+from scenarios.layout import Layout
 from simulator.outcome import read_measurement
 
 
@@ -51,6 +57,19 @@ def test_warm_up_is_dropped_and_rates_follow_from_the_median(tmp_path: Path) -> 
     assert not measured.environment["contended"]
     write_measurement(measured, tmp_path / "m.json")
     assert read_measurement(tmp_path / "m.json") == measured
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", "llama4"])
+def test_the_model_flops_are_those_that_torch_counts_of_chosen_experts_alone(name: str) -> None:
+    """Attention left out: torch does not count its fused kernel on CPUs."""
+    model = MODELS[name]
+    (share,) = shares(model, Layout())
+    decoder = build_decoder(model, share, seed=0, dtype=torch.float32, device=torch.device("cpu"))
+    tokens = torch.randint(0, model.vocab_size, (2, SEQ))
+    with FlopCounterMode(display=False) as counter:
+        token_loss(decoder(tokens), tokens).backward()
+    parts = model.forward_flops_per_token(SEQ)
+    assert counter.get_total_flops() == 3 * (sum(parts.values()) - parts["attention"]) * tokens.numel()
 
 
 def test_an_unknown_peak_means_no_mfu() -> None:
