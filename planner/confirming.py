@@ -22,7 +22,8 @@ def confirmed(scenario: Scenario, found: Outlook) -> dict[str, Any]:
 def told(confirmation: dict[str, Any]) -> str:
     """One line about it."""
     points, runs = confirmation["difference_points"], confirmation["runs"]
-    line = f"{runs} whole runs played: {confirmation['goodput']:.2%} ({points:+.2f} points)"
+    days = confirmation["work_seconds"] / 86400
+    line = f"{runs} runs of {days:.0f} days of work played: {confirmation['goodput']:.2%} ({points:+.2f} points)"
     spread = confirmation["rate_spread"]
     if spread:
         uncertain = confirmation["uncertain_goodput"]

@@ -1,6 +1,7 @@
 """Whole runs in the report: played for a plan, or from a file of ``headway simulate --runs``."""
 
 import json
+from dataclasses import replace
 
 from click.testing import CliRunner
 
@@ -83,6 +84,8 @@ def test_a_choice_is_confirmed_or_the_reasons_are_told(make_plan):
     assert (found["agrees"], found["because"]) == (True, [])
     assert found["ci95"][1] - found["ci95"][0] < 0.01
     assert abs(found["uncertain_goodput"] - found["goodput"]) < 0.02
+    years = replace(run, setup=replace(run.setup, num_steps=1000 * run.setup.num_steps))
+    assert confirmation(years, runs=12)["work_seconds"] <= 61 * 86400  # a longer run says no more about a rate
     rows = interval_curve(run, 12, 0)
     intervals = [row["checkpoint_interval_seconds"] for row in rows]
     assert intervals == sorted(set(intervals))
