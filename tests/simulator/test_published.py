@@ -91,7 +91,7 @@ def test_a_complete_row_needs_no_assumption(tmp_path):
         ({"layout__global_batch": 100}, "not a multiple of dp 32 x micro-batch 1"),
         ({"layout__global_batch": None}, "global_batch: is missing"),
         ({"layout__pp": 64, "layout__tp": 1, "layout__dp": 1}, "pp 64 is more than the 32 layers"),
-        ({"layout__pp": 2, "layout__dp": 16, "layout__schedule": "zb-2p"}, "'zb-2p' is not modelled"),
+        ({"layout__pp": 2, "layout__dp": 16, "layout__schedule": "hanayo"}, "'hanayo' is not modelled"),
         ({"normalised": {}}, "no step time"),
         ({"task": "distillation"}, "'distillation' is not modelled"),
         ({"stack": {"attention_kernel": "magic"}}, "is no stack"),
