@@ -119,6 +119,16 @@ def load(
         raise
 
 
+def not_yaml(error: YAMLError, file: str | Path | None) -> InputError:
+    """Say where a text stops being YAML."""
+    if not isinstance(error, MarkedYAMLError):
+        return InputError(f"is not valid YAML: {' '.join(str(error).split())}", file=file)
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
+    hint = "correct the syntax here"
+    return InputError(f"is not valid YAML: {error.problem}", hint=hint, file=file, line=line, column=column)
+
+
 def read_mapping(path: Path, inputs: list[InputFile] | None = None) -> CommentedMap:
     """Parse a YAML 1.2 or JSON file whose top level is a mapping; positions stay attached.
 
@@ -143,14 +153,8 @@ def read_mapping(path: Path, inputs: list[InputFile] | None = None) -> Commented
         raise InputError(
             f"{what} is given twice", hint="keep one", file=path, line=mark.line + 1, column=mark.column + 1
         ) from None
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
-        raise InputError(
-            f"is not valid YAML: {error.problem}", hint="correct the syntax here", file=path, line=line, column=column
-        ) from None
     except YAMLError as error:
-        raise InputError(f"is not valid YAML: {' '.join(str(error).split())}", file=path) from None
+        raise not_yaml(error, path) from None
     except RecursionError:
         raise InputError("is nested too deeply", hint="write it flatter", file=path) from None
     if not isinstance(parsed, CommentedMap):

@@ -1,69 +1,24 @@
 """Memory against published byte counts, Korthikanti's formula, the op orders of the schedules and a traced rank."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_models import LLAMA3_8B, LLAMA3_70B, SEVEN_BILLION, cluster_of, gpt, job_of, shares_of
 
-from scenarios.job import Job
 from scenarios.layout import SCHEDULES, Layout, Stage
 from scenarios.model import MODELS, Attention, Layer, Mla, Mlp, ModelSpec, Moe, read_model_file
 from scenarios.stack import Stack
-from simulator.activations import activation_bytes, layer_bytes
+from simulator.activations import layer_bytes
 from simulator.arrays import LayoutArrays
-from simulator.layers import shares
 from simulator.live import live_microbatches
 from simulator.memory import memory_use, peak_bytes, recipe_bytes
 from simulator.outcome import MEMORY_PARTS
 from simulator.schedule import live_vectors, op_orders, schedule_complaint
-from simulator.traffic import ranks_of
-from topologies.cluster import Cluster
-from topologies.document import LoadContext, check
 
 GB, GIB, MIB = 1e9, 2.0**30, 2.0**20
-
-
-def cluster_of(node="dgx-h100", num_nodes=256):
-    content = {"name": "test", "node": node, "num_nodes": num_nodes, "fabric": {"kind": "rail-optimized", "rails": 8}}
-    return check(content, Cluster, LoadContext(Path("test.yaml")))
-
-
-def gpt(layers, hidden, heads, vocab=51200, **changes):
-    layer = Layer(
-        mixer=Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads),
-        feed_forward=Mlp(ffn_hidden_size=4 * hidden, gated=False),
-    )
-    content = {"norm_bias": True, "tied_embeddings": True, **changes}
-    return ModelSpec(
-        name="gpt",
-        hidden_size=hidden,
-        vocab_size=vocab,
-        layer_kinds={"dense": layer},
-        pattern=("dense",) * layers,
-        **content,
-    )
-
-
-def llama(layers, hidden, heads, kv_heads, ffn, vocab):
-    layer = Layer(
-        mixer=Attention(heads=heads, kv_heads=kv_heads, head_dim=hidden // heads),
-        feed_forward=Mlp(ffn_hidden_size=ffn, gated=True),
-    )
-    return ModelSpec(
-        name="llama", hidden_size=hidden, vocab_size=vocab, layer_kinds={"dense": layer}, pattern=("dense",) * layers
-    )
-
-
-LLAMA3_8B = llama(32, 4096, 32, 8, 14336, 128256)
-LLAMA3_70B = llama(80, 8192, 64, 8, 28672, 128256)
-SEVEN_BILLION = llama(32, 4096, 32, 32, 11008, 32000)
-
-
-def job_of(model, seq_length=8192, batch=1024, **changes):
-    return Job(model=model, seq_length=seq_length, global_batch_size=batch, **changes)
 
 
 def states(stage):
@@ -109,11 +64,6 @@ def test_states_are_never_the_whole():
     assert stage.reserve_bytes >= 1 * GIB
     assert any("allocator" in text for text in use.not_included)
     assert use.peak_bytes == pytest.approx(sum(getattr(stage, f"{part}_bytes") for part in MEMORY_PARTS))
-
-
-def shares_of(job, layout):
-    arrays = LayoutArrays.of([layout])
-    return shares(job, arrays, ranks_of(arrays))
 
 
 # Korthikanti et al. 2022 (arXiv 2205.05198), table 3: 22B, 175B, 530B, 1T
@@ -362,54 +312,3 @@ def test_shipped_models_have_finite_memory():
         use = memory_use(cluster_of(), job_of(model, 2048), Layout(tp=1, dp=8, optimizer_sharding="zero3"))
         assert math.isfinite(use.peak_bytes)
         assert states(use.stages[0]) == pytest.approx(16 * (model.num_params + model.mtp_params) / 8, rel=1e-6)
-
-
-def test_unequal_virtual_stages_are_counted_by_their_op_order():
-    """Play the op order of every rank and add up what is alive: no peak exceeds the stated activations."""
-    job = job_of(LLAMA3_70B, 4096)
-    sizes = (12, 9, 10, 11, 6, 12, 10, 10)
-    for schedule, pp, vpp in (("interleaved", 4, 2), ("interleaved", 2, 4), ("zbv", 4, 2)):
-        stages = tuple(Stage(layers=size) for size in sizes)
-        layout = Layout(tp=8, pp=pp, vpp=vpp, schedule=schedule, stages=stages, optimizer_sharding="none")
-        use = memory_use(cluster_of(), job, layout)
-        saved, again = (float(part[0]) for part in one_layer(job, layout))
-        for rank, order in enumerate(op_orders(schedule, pp, vpp, layout.num_microbatches(job))):
-            split = {(op.stage, op.microbatch) for op in order if op.kind == "W"}
-            alive, peak = 0.0, 0.0
-            for op in order:
-                if op.kind == "F":
-                    alive += sizes[op.stage] * saved
-                elif (op.kind == "W") == ((op.stage, op.microbatch) in split):
-                    alive -= sizes[op.stage] * saved
-                peak = max(peak, alive)
-            ends = 2 * 2.0 * 4096 * 8192 if pp * vpp - 1 in {op.stage for op in order} else 0.0
-            assert use.stages[rank].activations_bytes == pytest.approx(peak + again + ends)
-
-
-def one_layer(job, layout):
-    layer = next(iter(job.model.layer_kinds.values()))
-    return activation_bytes(job, layer, shares_of(job, layout), np.zeros(1))
-
-
-def test_every_zbv_table_is_as_full_as_its_fullest_stage():
-    """Virtual stages without layers: no rank may be dropped because another looks fuller."""
-    model = gpt(61, 4096, 32)
-    job = job_of(model, 4096)
-    for pp in (8, 16, 31):
-        for recompute in ("none", "full"):
-            layout = Layout(tp=1, pp=pp, vpp=2, dp=1, schedule="zbv", recompute=recompute, optimizer_sharding="none")
-            (peak,) = peak_bytes(cluster_of(), job, LayoutArrays.of([layout]))
-            assert peak == pytest.approx(memory_use(cluster_of(), job, layout).peak_bytes, rel=1e-12)
-
-
-def test_letters_choose_the_layers_that_recompute():
-    job = job_of(LLAMA3_70B, 4096)
-
-    def use(*stages):
-        return memory_use(cluster_of(), job, Layout(tp=8, pp=2, recompute="full", stages=stages)).stages
-
-    first = use(Stage(layers=40, recompute_layers=2), Stage(layers=40))
-    spelt = use(Stage(layers=40, recompute_layers=2, recompute="fnf" + "n" * 37), Stage(layers=40))
-    assert first == spelt
-    with pytest.raises(ValueError, match="letters"):
-        Stage(layers=3, recompute_layers=1, recompute="ff")

@@ -18,7 +18,7 @@ from simulator.outcome import BREAKDOWN
 from simulator.parameters import shipped_parameters
 from simulator.schedule import op_orders
 from simulator.step import predict_step, stage_costs, step_seconds
-from topologies.cluster import Cluster, CollectivePoint, GemmPoint, Measured
+from topologies.cluster import Cluster
 from topologies.document import LoadContext, check
 from topologies.errors import InputError
 
@@ -368,60 +368,3 @@ def test_a_precision_that_the_gpu_lacks_is_refused():
 def test_lower_precision_is_faster_but_not_twice():
     half, quarter = total(), total(job=job_of(precision="fp8"))
     assert 1.2 < half / quarter < 1.9
-
-
-# ---- CPU cores as GPUs ----------------------------------------------------------------------------------------------
-
-
-def calibrated(**changes):
-    plain = check({"name": "cpu", "node": "laptop-core", "num_nodes": 1}, Cluster, LoadContext(Path("test.yaml")))
-    measured = Measured(
-        date="2026-01-01",
-        gemms=(GemmPoint(m=128, n=512, k=512, precision="fp32", rate_flop_per_second=50e9),),
-        collectives=tuple(
-            CollectivePoint(kind=kind, ranks=2, size_bytes=size, time_seconds=1e-4 + size / 1e9)
-            for kind in ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
-            for size in (1e3, 1e6, 1e8)
-        ),
-        memory_bandwidth_bytes_per_second=8e9,
-        host_seconds={"layer": 1e-3, "tp_layer": 2e-3, "dp_layer": 3e-3, "pp_microbatch": 4e-3, "step": 5e-3},
-    )
-    return plain.model_copy(update={"measured": measured, **changes})
-
-
-SMALL = model_of(8, 512, 8, 8, 1536, 4096)
-
-
-def small_job():
-    return Job(model=SMALL, seq_length=128, global_batch_size=16, precision="fp32", stack=Stack(trainer="headway"))
-
-
-def test_fixed_costs_are_added_per_layer_and_micro_batch():
-    free = calibrated()
-    free = free.model_copy(update={"measured": free.measured.model_copy(update={"host_seconds": {}})})
-
-    def added(layout):
-        return total(calibrated(), small_job(), layout) - total(free, small_job(), layout)
-
-    assert added(Layout()) == pytest.approx(16 * 8 * 1e-3 + 5e-3)
-    assert added(Layout(tp=2)) == pytest.approx(16 * 8 * (1e-3 + 2e-3) + 5e-3)
-    assert added(Layout(dp=2, optimizer_sharding="zero3")) == pytest.approx(8 * 8 * (1e-3 + 3e-3) + 5e-3)
-    assert added(Layout(dp=2, optimizer_sharding="none")) == pytest.approx(8 * 8 * 1e-3 + 5e-3)
-    # 16 micro-batches and one stage of ramp on two stages of four layers
-    assert added(Layout(pp=2)) == pytest.approx(17 * (4 * 1e-3 + 4e-3) + 5e-3, rel=0.01)
-
-
-def test_nothing_is_hidden_on_a_cpu():
-    step = predict_step(calibrated(), small_job(), Layout(dp=2, optimizer_sharding="none"))
-    gradients = SMALL.num_params * 4.0
-    assert step.dp_comm_seconds == pytest.approx(1e-4 + gradients / 1e9, rel=0.02)
-    tp = predict_step(calibrated(), small_job(), Layout(tp=2))
-    assert tp.tp_comm_seconds == pytest.approx(16 * 8 * 4 * (1e-4 + 128 * 512 * 4 / 1e9), rel=0.02)
-    assert step.straggler_seconds == 0
-
-
-def test_ranks_that_share_a_core_compute_at_half_speed():
-    alone = predict_step(calibrated(), small_job(), Layout(dp=2))
-    shared = predict_step(calibrated(oversubscribed_cores=2.0), small_job(), Layout(dp=2))
-    assert shared.compute_seconds == pytest.approx(2 * alone.compute_seconds)
-    assert any("no traffic is hidden" in text for text in alone.basis)

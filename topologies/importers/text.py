@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 
+from topologies.document import not_yaml
 from topologies.errors import InputError
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -92,14 +93,8 @@ def read_yaml(text: str, file: str | Path | None) -> Any:
             return json.loads(text)
     try:
         return YAML(typ="rt").load(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
-        raise InputError(
-            f"is not valid YAML: {error.problem}", hint="correct the syntax here", file=file, line=line, column=column
-        ) from None
     except YAMLError as error:
-        raise InputError(f"is not valid YAML: {error}", file=file) from None
+        raise not_yaml(error, file) from None
 
 
 def line_of(node: Any, key: Any = None) -> int | None:
