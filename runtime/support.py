@@ -83,6 +83,8 @@ def _layer_reasons(kind: Layer) -> Iterator[str]:
             yield "the indexer of sparse attention (indexer_heads) is not built"
         if mixer.qk_rope_head_dim % 2:
             yield f"rotary positions need an even qk_rope_head_dim, this is {mixer.qk_rope_head_dim}"
+    elif mixer.qk_norm_whole:
+        yield "a norm over all query and key heads (qk_norm_whole) is not built"
     elif mixer.head_dim % 2:
         yield f"rotary positions need an even head_dim, this is {mixer.head_dim}"
 

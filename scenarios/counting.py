@@ -81,7 +81,8 @@ def _attention_params(mixer: Attention, hidden_size: int) -> int:
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     weights = hidden_size * (queries + 2 * keys) + queries * hidden_size
     biases = (queries + 2 * keys) * mixer.qkv_bias + hidden_size * mixer.output_bias
-    return weights + biases + 2 * mixer.head_dim * mixer.qk_norm + mixer.heads * mixer.sinks
+    norms = (queries + keys if mixer.qk_norm_whole else 2 * mixer.head_dim) * mixer.qk_norm
+    return weights + biases + norms + mixer.heads * mixer.sinks
 
 
 def _attention_flops(mixer: Attention, hidden_size: int, seq_length: int) -> tuple[float, float]:

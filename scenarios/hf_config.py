@@ -21,7 +21,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
     "max_position_embeddings": ("n_positions", "n_ctx", "seq_length", "max_seq_len"),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("experts_per_token", "moe_top_k"),
+    "num_experts_per_tok": ("experts_per_token", "moe_top_k", "moe_k"),
 }
 """Other spellings of a key, by the spelling that the messages use."""
 

@@ -1,4 +1,4 @@
-"""Families of dense decoders: Llama and its relatives, Gemma, Falcon, BLOOM, GPT-2, -J and -NeoX, OPT, StarCoder2."""
+"""Families of dense decoders with gated MLPs: Llama and its many relatives, Qwen, Gemma, OLMo, Cohere, GLM."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from scenarios.hf_decoder import (
     decoder,
     everywhere,
     gated_mlp,
-    multi_head,
-    plain_mlp,
     stack,
     windows,
 )
-from scenarios.layers import Attention, Mlp
+from scenarios.layers import Attention
 
 GEMMA3_DEFAULTS = {
     "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
@@ -94,96 +92,124 @@ def gemma3(config: HfConfig) -> dict[str, Any]:
         config.assume(key, default)
     depth = config.size("num_hidden_layers")
     period = config.size("sliding_window_pattern", 6)
-    types = ["sliding_attention" if (index + 1) % period else "full_attention" for index in range(depth)]
     mixer = attention(config, qk_norm=True)
-    mixers = windows(config, mixer, types, window=config.size_or_none("sliding_window", 4096))
+    mixers = windows(config, mixer, every(config, period), window=config.size_or_none("sliding_window", 4096))
     return decoder(config, stack(mixers, [gated_mlp(config)] * depth, norms=4), tied=True)
 
 
-def falcon(config: HfConfig) -> dict[str, Any]:
-    """Attention and MLP side by side (one or two norms); one key-value head in the first generation."""
-    depth, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
+def granite(config: HfConfig) -> dict[str, Any]:
+    """Llama with constant factors on embeddings, residuals and logits: the same weights."""
+    return llama(config)
+
+
+def olmo(config: HfConfig) -> dict[str, Any]:
+    """Llama whose norms have no weights."""
+    bias = config.flag("attention_bias", False)
+    mixer = attention(config, kv_heads=config.size("num_attention_heads"), qkv_bias=bias, output_bias=bias)
+    depth = config.size("num_hidden_layers")
+    return decoder(config, stack([mixer] * depth, [gated_mlp(config)] * depth, norms=0), tied=False, final_norm=False)
+
+
+def olmo2(config: HfConfig) -> dict[str, Any]:
+    """Norms behind attention and MLP, queries and keys normalised over all heads; OLMo 3: windows in three of four."""
+    bias = config.flag("attention_bias", False)
     heads = config.size("num_attention_heads")
-    new = config.flag("new_decoder_architecture", False)
+    mixer = attention(config, kv_heads=heads, qkv_bias=bias, output_bias=bias, qk_norm=True, qk_norm_whole=True)
+    mixers = [mixer] * config.size("num_hidden_layers")
+    if config.family == "olmo3":
+        mixers = windows(config, mixer, every(config, 4), window=config.size_or_none("sliding_window", 4096))
+    return decoder(config, stack(mixers, [gated_mlp(config)] * len(mixers)), tied=False)
+
+
+def cohere(config: HfConfig) -> dict[str, Any]:
+    """Attention and MLP side by side behind one norm; Command R+ normalises each head by weights of its own."""
+    bias, norm = config.flag("attention_bias", False), config.flag("use_qk_norm", False)
+    heads = config.size("num_attention_heads")
+    mixer = attention(config, kv_heads=heads, qkv_bias=bias, output_bias=bias, qk_norm=norm, qk_norm_whole=norm)
+    mixers = [mixer] * config.size("num_hidden_layers")
+    if config.family == "cohere2":
+        types = every(config, config.size("sliding_window_pattern", 4))
+        mixers = windows(config, mixer, types, window=config.size_or_none("sliding_window", 4096))
+    return decoder(config, stack(mixers, [gated_mlp(config)] * len(mixers), norms=1), tied=True)
+
+
+def exaone4(config: HfConfig) -> dict[str, Any]:
+    """Norms behind attention and MLP, normalised heads; ``sliding_window_pattern``: LLLG, or the period."""
+    mixer = attention(config, qk_norm=True)
+    pattern = config.content.get("sliding_window_pattern") or 4
+    period = len(pattern) if isinstance(pattern, str) else config.size("sliding_window_pattern", 4)
+    mixers = windows(config, mixer, every(config, period), window=config.size_or_none("sliding_window", 4096))
+    return decoder(config, stack(mixers, [gated_mlp(config)] * len(mixers)), tied=False)
+
+
+def glm(config: HfConfig) -> dict[str, Any]:
+    """Llama with biases on queries, keys and values; GLM-4: four norms a layer."""
+    mixer = attention(config, head_dim=128, qkv_bias=config.flag("attention_bias", True))
+    depth = config.size("num_hidden_layers")
+    norms = 4 if config.family == "glm4" else 2
+    return decoder(config, stack([mixer] * depth, [gated_mlp(config)] * depth, norms=norms), tied=False)
+
+
+def seed_oss(config: HfConfig) -> dict[str, Any]:
+    """Llama with biases on queries, keys and values, and heads of their own size."""
+    biases = {
+        "qkv_bias": config.flag("attention_bias", True),
+        "output_bias": config.flag("attention_out_bias", False),
+    }
+    mixer = attention(config, head_dim=128, **biases)
+    depth = config.size("num_hidden_layers")
+    block = gated_mlp(config, bias=config.flag("mlp_bias", False))
+    return decoder(config, stack([mixer] * depth, [block] * depth), tied=False)
+
+
+def ernie4_5(config: HfConfig) -> dict[str, Any]:
+    """Llama with a tied table; one switch for all biases."""
+    bias = config.flag("use_bias", False)
+    mixer = attention(config, head_dim=128, qkv_bias=bias, output_bias=bias)
+    depth = config.size("num_hidden_layers")
+    return decoder(config, stack([mixer] * depth, [gated_mlp(config, bias=bias)] * depth), tied=True)
+
+
+def smollm3(config: HfConfig) -> dict[str, Any]:
+    """Llama with a tied table; every fourth layer has no rotary positions; windows only where they are switched on."""
+    bias = config.flag("attention_bias", False)
+    mixers = qwen_windows(config, attention(config, qkv_bias=bias, output_bias=bias))
+    block = gated_mlp(config, bias=config.flag("mlp_bias", False))
+    return decoder(config, stack(mixers, [block] * len(mixers)), tied=True)
+
+
+def hunyuan(config: HfConfig) -> dict[str, Any]:
+    """Llama with normalised heads."""
+    bias = config.flag("attention_bias", False)
+    heads = config.size("num_attention_heads")
+    mixer = attention(config, kv_heads=heads, qkv_bias=bias, output_bias=bias, qk_norm=True)
+    depth = config.size("num_hidden_layers")
+    return decoder(config, stack([mixer] * depth, [gated_mlp(config)] * depth), tied=False)
+
+
+def internlm(config: HfConfig) -> dict[str, Any]:
+    """Llama; InternLM 3 has biases of their own for queries, keys and values."""
     bias = config.flag("bias", False)
-    if new:
-        mixer = attention(config, kv_heads=heads, qkv_bias=bias, output_bias=bias)
-        norms = config.size("num_ln_in_parallel_attn", 2)
-    else:
-        groups = 1 if config.flag("multi_query", True) else heads
-        mixer = attention(config, kv_heads=groups, qkv_bias=bias, output_bias=bias)
-        mixer = mixer.model_copy(update={"kv_heads": groups})
-        norms = 1 if config.flag("parallel_attn", True) else 2
-    block = Mlp(ffn_hidden_size=config.size("ffn_hidden_size", 4 * hidden), gated=False, bias=bias)
-    return decoder(config, stack([mixer] * depth, [block] * depth, norms=norms), tied=True, norm_bias=True)
-
-
-def bloom(config: HfConfig) -> dict[str, Any]:
-    """Biases everywhere, MLP of four times the hidden size, a norm after the embedding, ALiBi: no position table."""
+    mixer = attention(config, qkv_bias=config.flag("qkv_bias", bias), output_bias=bias)
     depth = config.size("num_hidden_layers")
-    mixer = multi_head(config, qkv_bias=True, output_bias=True)
-    block = Mlp(ffn_hidden_size=4 * config.size("hidden_size"), gated=False, bias=True)
-    layers = stack([mixer] * depth, [block] * depth)
-    return decoder(config, layers, tied=True, norm_bias=True, embedding_norm=True)
+    block = gated_mlp(config, bias=bias if config.family == "internlm3" else False)
+    return decoder(config, stack([mixer] * depth, [block] * depth), tied=False)
 
 
-def gpt2(config: HfConfig) -> dict[str, Any]:
-    """Biases everywhere, a learned position table."""
-    depth, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
-    config.refuse("add_cross_attention", "cross attention")
-    mixer = multi_head(config, qkv_bias=True, output_bias=True)
-    block = plain_mlp(config, bias=True, default=4 * hidden)
-    positions = config.size("max_position_embeddings")
-    layers = stack([mixer] * depth, [block] * depth)
-    return decoder(config, layers, tied=True, norm_bias=True, position_embeddings=positions)
-
-
-def gptj(config: HfConfig) -> dict[str, Any]:
-    """Attention without biases beside an MLP with them, one norm, a bias on the head."""
-    depth, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
-    mixer = multi_head(config)
-    block = plain_mlp(config, bias=True, default=4 * hidden)
-    layers = stack([mixer] * depth, [block] * depth, norms=1)
-    return decoder(config, layers, tied=False, norm_bias=True, head_bias=True)
-
-
-def gpt_neox(config: HfConfig) -> dict[str, Any]:
-    """Attention and MLP side by side with a norm each, biases everywhere."""
+def stablelm(config: HfConfig) -> dict[str, Any]:
+    """Llama with LayerNorm; one norm a layer where attention and MLP stand side by side."""
+    config.refuse("qk_layernorm", "a LayerNorm for each head")
+    mixer = attention(config, qkv_bias=config.flag("use_qkv_bias", False))
     depth = config.size("num_hidden_layers")
-    bias = config.flag("attention_bias", True)
-    mixer = multi_head(config, qkv_bias=bias, output_bias=bias)
-    layers = stack([mixer] * depth, [plain_mlp(config, bias=True)] * depth)
+    norms = 1 if config.flag("use_parallel_residual", False) else 2
+    layers = stack([mixer] * depth, [gated_mlp(config)] * depth, norms=norms)
     return decoder(config, layers, tied=False, norm_bias=True)
 
 
-def opt(config: HfConfig) -> dict[str, Any]:
-    """A position table with two extra rows; the 350m model has a narrow embedding and no final norm."""
+def every(config: HfConfig, period: int) -> list[str]:
+    """Return a window for every layer but each ``period``-th, which sees everything."""
     depth = config.size("num_hidden_layers")
-    bias = config.flag("enable_bias", True)
-    if not config.flag("layer_norm_elementwise_affine", True):
-        raise config.error("layer_norm_elementwise_affine", "norms without weights are not modelled")
-    final = config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False)
-    width = config.size("word_embed_proj_dim", config.size("hidden_size"))
-    mixer = multi_head(config, qkv_bias=bias, output_bias=bias)
-    return decoder(
-        config,
-        stack([mixer] * depth, [plain_mlp(config, bias=bias)] * depth),
-        tied=True,
-        norm_bias=True,
-        final_norm=final,
-        embedding_size=width,
-        position_embeddings=config.size("max_position_embeddings") + 2,
-    )
-
-
-def starcoder2(config: HfConfig) -> dict[str, Any]:
-    """LayerNorm and biases around grouped-query attention and a plain MLP."""
-    bias = config.flag("use_bias", True)
-    mixer = attention(config, qkv_bias=bias, output_bias=bias)
-    window = config.size_or_none("sliding_window")
-    mixers = windows(config, mixer, everywhere(config, "sliding_attention"), window=window)
-    layers = stack(mixers, [plain_mlp(config, bias=bias)] * len(mixers))
-    return decoder(config, layers, tied=True, norm_bias=True)
+    return ["sliding_attention" if (index + 1) % period else "full_attention" for index in range(depth)]
 
 
 DENSE: dict[str, Family] = {
@@ -196,11 +222,21 @@ DENSE: dict[str, Family] = {
     "gemma": gemma,
     "gemma2": gemma2,
     "gemma3_text": gemma3,
-    "falcon": falcon,
-    "bloom": bloom,
-    "gpt2": gpt2,
-    "gptj": gptj,
-    "gpt_neox": gpt_neox,
-    "opt": opt,
-    "starcoder2": starcoder2,
+    "granite": granite,
+    "ministral": mistral,
+    "ministral3": mistral,
+    "olmo": olmo,
+    "olmo2": olmo2,
+    "olmo3": olmo2,
+    "cohere": cohere,
+    "cohere2": cohere,
+    "exaone4": exaone4,
+    "glm": glm,
+    "glm4": glm,
+    "seed_oss": seed_oss,
+    "ernie4_5": ernie4_5,
+    "smollm3": smollm3,
+    "hunyuan_v1_dense": hunyuan,
+    "internlm3": internlm,
+    "stablelm": stablelm,
 }

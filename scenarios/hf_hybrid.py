@@ -1,4 +1,4 @@
-"""Families that mix state-space layers with attention: Jamba, Nemotron-H."""
+"""Families that mix state-space layers with attention: Jamba, Bamba, Nemotron-H."""
 
 from __future__ import annotations
 
@@ -33,6 +33,29 @@ def jamba(config: HfConfig) -> dict[str, Any]:
     period, offset = config.size("expert_layer_period"), config.count("expert_layer_offset")
     blocks = [experts if index % period == offset else dense for index in range(depth)]
     return decoder(config, stack(mixers, blocks), tied=False)
+
+
+def bamba(config: HfConfig) -> dict[str, Any]:
+    """Mamba-2 with a gated MLP in every layer, attention in its place where ``attn_layer_indices`` says."""
+    depth, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
+    inner, heads = config.size("mamba_expand", 2) * hidden, config.size("mamba_n_heads", 128)
+    mamba = Mamba(
+        generation=2,
+        inner_size=inner,
+        state_size=config.size("mamba_d_state", 256),
+        conv_kernel=config.size("mamba_d_conv", 4),
+        heads=heads,
+        groups=config.size("mamba_n_groups", 1),
+        conv_bias=config.flag("mamba_conv_bias", True),
+        projection_bias=config.flag("mamba_proj_bias", False),
+        inner_norms=True,
+    )
+    bias = config.flag("attention_bias", False)
+    mixer = attention(config, qkv_bias=bias, output_bias=bias)
+    where = config.items("attn_layer_indices") or []
+    mixers = [mixer if index in where else mamba for index in range(depth)]
+    block = gated_mlp(config, bias=config.flag("mlp_bias", False))
+    return decoder(config, stack(mixers, [block] * depth), tied=False)
 
 
 def nemotron_h(config: HfConfig) -> dict[str, Any]:
@@ -90,4 +113,4 @@ def _relu2_moe(config: HfConfig) -> Layer:
     return Layer(feed_forward=block, norms=1)
 
 
-HYBRID: dict[str, Family] = {"jamba": jamba, "nemotron_h": nemotron_h}
+HYBRID: dict[str, Family] = {"jamba": jamba, "bamba": bamba, "nemotron_h": nemotron_h}

@@ -1,4 +1,4 @@
-"""Families with experts: Mixtral, DBRX, Qwen MoE, DeepSeek, Kimi, GLM, gpt-oss, Llama 4."""
+"""Families with experts: Mixtral, DBRX, Qwen MoE, DeepSeek, Kimi, GLM, gpt-oss, Llama 4, OLMoE, Granite, MiniMax."""
 
 from __future__ import annotations
 
@@ -154,6 +154,72 @@ def llama4(config: HfConfig) -> dict[str, Any]:
     return decoder(config, stack(mixers, blocks), tied=False)
 
 
+def olmoe(config: HfConfig) -> dict[str, Any]:
+    """Experts in every layer, queries and keys normalised over all heads."""
+    bias, heads = config.flag("attention_bias", False), config.size("num_attention_heads")
+    mixer = attention(config, kv_heads=heads, qkv_bias=bias, output_bias=bias, qk_norm=True, qk_norm_whole=True)
+    block = moe(config, ffn=config.size("intermediate_size"), route_norm=config.flag("norm_topk_prob", False))
+    depth = config.size("num_hidden_layers")
+    return decoder(config, stack([mixer] * depth, [block] * depth), tied=False)
+
+
+def granitemoe(config: HfConfig) -> dict[str, Any]:
+    """Experts in every layer, beside a shared block where ``shared_intermediate_size`` is set."""
+    bias = config.flag("attention_bias", False)
+    mixer = attention(config, kv_heads=config.size("num_attention_heads"), qkv_bias=bias, output_bias=bias)
+    shared = config.count("shared_intermediate_size", 0)
+    block = moe(config, ffn=config.size("intermediate_size"), shared_ffn_hidden_size=shared)
+    depth = config.size("num_hidden_layers")
+    return decoder(config, stack([mixer] * depth, [block] * depth), tied=False)
+
+
+def phimoe(config: HfConfig) -> dict[str, Any]:
+    """Mixtral with LayerNorm, and a bias on the head where it is switched on."""
+    bias = config.flag("attention_bias", False)
+    mixer = attention(config, qkv_bias=bias, output_bias=bias)
+    window = config.size_or_none("sliding_window")
+    mixers = windows(config, mixer, everywhere(config, "sliding_attention"), window=window)
+    layers = stack(mixers, [moe(config, ffn=config.size("intermediate_size"))] * len(mixers))
+    return decoder(config, layers, tied=False, norm_bias=True, head_bias=config.flag("lm_head_bias", False))
+
+
+def ernie4_5_moe(config: HfConfig) -> dict[str, Any]:
+    """Shared experts and corrected routing in the layers from ``moe_layer_start_index`` to ``moe_layer_end_index``."""
+    config.refuse("use_bias", "a bias beside experts that have none")
+    depth, ffn = config.size("num_hidden_layers"), config.size("moe_intermediate_size")
+    shared = config.count("moe_num_shared_experts", 2) * ffn
+    experts = moe(config, ffn=ffn, shared_ffn_hidden_size=shared, router_bias=True)
+    first, step = config.count("moe_layer_start_index", 1), config.size("moe_layer_interval", 1)
+    last = config.content.get("moe_layer_end_index", -1)
+    if not isinstance(last, int):
+        raise config.error("moe_layer_end_index", f"{last!r:.60} is not a whole number")
+    reach = range(first, (last if last >= 0 else depth - 1) + 1)
+    sparse = [index in reach and (index + 1) % step == 0 for index in range(depth)]
+    blocks = [experts if one else gated_mlp(config) for one in sparse]
+    return decoder(config, stack([attention(config)] * depth, blocks), tied=True)
+
+
+def minimax_m2(config: HfConfig) -> dict[str, Any]:
+    """Corrected sigmoid routing in every layer, queries and keys normalised over all heads."""
+    mixer = attention(config, head_dim=128, qk_norm=True, qk_norm_whole=True)
+    block = moe(config, ffn=config.size("intermediate_size"), router_bias=True, score_function="sigmoid")
+    depth = config.size("num_hidden_layers")
+    return decoder(config, stack([mixer] * depth, [block] * depth), tied=False)
+
+
+def dots1(config: HfConfig) -> dict[str, Any]:
+    """DeepSeek-V3's feed-forward parts with grouped-query attention and normalised heads."""
+    bias, heads = config.flag("attention_bias", False), config.size("num_attention_heads")
+    mixer = attention(config, kv_heads=heads, qkv_bias=bias, output_bias=bias, qk_norm=True)
+    return _deepseek(config, mixer, correction=True, norm=False)
+
+
+def glm4_moe_lite(config: HfConfig) -> dict[str, Any]:
+    """DeepSeek-V3's layers in one group of experts; the first layer is dense."""
+    config.assume("first_k_dense_replace", 1)
+    return _deepseek(config, _mla(config), correction=True, scale=1.8)
+
+
 MOE: dict[str, Family] = {
     "mixtral": mixtral,
     "dbrx": dbrx,
@@ -168,4 +234,12 @@ MOE: dict[str, Family] = {
     "glm_moe_dsa": deepseek_sparse,
     "gpt_oss": gpt_oss,
     "llama4_text": llama4,
+    "olmoe": olmoe,
+    "granitemoe": granitemoe,
+    "granitemoeshared": granitemoe,
+    "phimoe": phimoe,
+    "ernie4_5_moe": ernie4_5_moe,
+    "minimax_m2": minimax_m2,
+    "dots1": dots1,
+    "glm4_moe_lite": glm4_moe_lite,
 }

@@ -2,7 +2,8 @@
 
 Only what decides parameters and FLOPs is read. What the config leaves to its format (a default of the architecture's
 configuration class in the transformers library) is used and recorded in ``source``; everything else that is missing is
-an error. The families are in ``scenarios.hf_dense``, ``scenarios.hf_moe`` and ``scenarios.hf_hybrid``.
+an error. The families are in ``scenarios.hf_dense``, ``scenarios.hf_plain``, ``scenarios.hf_moe`` and
+``scenarios.hf_hybrid``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from scenarios.hf_config import HfConfig
 from scenarios.hf_dense import DENSE
 from scenarios.hf_hybrid import HYBRID
 from scenarios.hf_moe import MOE
+from scenarios.hf_plain import PLAIN
 from topologies.document import did_you_mean
 
-FAMILIES = {**DENSE, **MOE, **HYBRID}
+FAMILIES = {**DENSE, **PLAIN, **MOE, **HYBRID}
 """The function that reads a config, by ``model_type``."""
 
 NESTED = {

@@ -24,6 +24,8 @@ class Attention(Document):
     output_bias: bool = False
     qk_norm: bool = False
     """RMSNorm on each query and key head (2 * head_dim weights)."""
+    qk_norm_whole: bool = False
+    """That norm has weights for all query and key heads, (heads + kv_heads) * head_dim of them (OLMo 2, MiniMax M2)."""
     sinks: bool = False
     """One learned logit per head."""
 

@@ -1,17 +1,18 @@
 """A decoder as a list of layers: what the step model, the memory model and the runtime need to know about it.
 
 A model file is a Hugging Face ``config.json`` (or the same keys in YAML), which ``scenarios.huggingface`` translates,
-or a ModelSpec written out with ``layer_kinds`` and ``pattern``.
+or a ModelSpec written out with ``layer_kinds`` and ``pattern``; a scenario may hold either in place of a file's name.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from scenarios.counting import FLOP_PARTS, expert_params, feed_forward_params, layer_flops, mixer_params
 from scenarios.huggingface import spec_from_config
@@ -50,6 +51,15 @@ class ModelSpec(FileDocument):
     max_seq_length: int | None = Field(default=None, ge=1)
     not_counted: tuple[str, ...] = ()
     """What of the original is not part of this model, such as a vision tower."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_hugging_face_keys(cls, content: Any, info: ValidationInfo) -> Any:
+        """A model written inside a scenario may have the keys of a config.json too."""
+        if not isinstance(content, Mapping) or "model_type" not in content or "layer_kinds" in content:
+            return content
+        file = info.context.file if isinstance(info.context, LoadContext) else Path("model")
+        return spec_from_config(content, name=f"a {content['model_type']} model", file=file)
 
     @model_validator(mode="after")
     def _pattern_names_kinds(self) -> ModelSpec:

@@ -73,7 +73,7 @@ def _refuse_odd_parts(model: ModelSpec) -> None:
     mixers = {layer.mixer for layer in _layers(model)}
     if len(mixers) > 1:
         raise refuse(TRAINER, "its layers have different attention", hint, "model.layer_kinds")
-    for key in ("chunk", "sinks"):
+    for key in ("chunk", "sinks", "qk_norm_whole"):
         if any(isinstance(mixer, Attention) and getattr(mixer, key) for mixer in mixers):
             raise refuse(TRAINER, f"attention with {key} is not emitted", hint, "model.layer_kinds")
 

@@ -32,7 +32,7 @@ def complaint(tmp_path: Path, config: Any) -> str:
     ("config", "words"),
     [
         ({**LLAMA, "model_type": "lama"}, ["'lama' is not known", "did you mean 'llama'", "json:2:"]),
-        ({**LLAMA, "model_type": "qqqq"}, ["is not known", "known: bloom,", "qwen3_moe"]),
+        ({**LLAMA, "model_type": "qqqq"}, ["is not known", "known: arcee,", "qwen3_moe"]),
         ({**LLAMA, "model_type": 3}, ["model_type", "not a text"]),
         ({"hidden_size": 64}, ["model_type: is missing", "layer_kinds"]),
         ({k: v for k, v in LLAMA.items() if k != "vocab_size"}, ["vocab_size: is missing", "llama needs vocab_size"]),

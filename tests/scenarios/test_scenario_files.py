@@ -122,6 +122,30 @@ def test_a_scenario_takes_a_hugging_face_config_beside_it(tmp_path: Path) -> Non
         load_scenario(str(path))
 
 
+HUGGING_FACE_KEYS = """\
+model:
+  model_type: llama
+  vocab_size: 1000
+  hidden_size: 64
+  num_hidden_layers: 4
+  num_attention_heads: 4
+  intermediate_size: 96
+"""
+
+
+def test_a_scenario_holds_a_hugging_face_config(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(GOOD.replace("model: llama-30m\n", HUGGING_FACE_KEYS))
+    scenario = load_scenario(str(path))
+    assert (scenario.model.name, scenario.model.num_layers) == ("a llama model", 4)
+
+
+def test_a_mistake_in_a_held_config_is_shown_where_it_stands(tmp_path: Path) -> None:
+    told = complaint(tmp_path, GOOD.replace("model: llama-30m\n", HUGGING_FACE_KEYS).replace("heads: 4", "heads: many"))
+    assert "scenario.yaml:7:" in told
+    assert "num_attention_heads: 'many' is not a whole number" in told
+
+
 def test_check_finds_what_cannot_work(tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(GOOD.replace("fp32", "fp8").replace("2 M tokens", "2 tokens").replace("128", "4096"))
