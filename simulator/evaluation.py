@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from scenarios.job import Job
-from scenarios.layout import SCHEDULES
 from simulator.arrays import Floats, LayoutArrays
+from simulator.bubbles import SPLITTING, Passes, split_bubble
 from simulator.compute import Rates, embedding_seconds, gemm_seconds, head_seconds, rates
 from simulator.data_parallel import DataParallel, data_parallel
 from simulator.layers import LayerTimes, Shares, layer_times, shares
@@ -124,10 +124,17 @@ def evaluate(
     p2p_exposed = np.where(ranks.vpp > 1, software.exposed_pp_interleaved, software.exposed_pp)
     p2p_comm = np.where(ranks.pp > 1, p2p_exposed * 2.0 * ranks.vpp * p2p + rate.fixed_seconds("pp_microbatch"), 0.0)
     loaded = microbatch + p2p_comm
-    ramp = np.maximum(whole + p2p_comm * ranks.pp - loaded, 0.0) / ranks.vpp
-    bubble = np.where(ranks.pp > 1, ramp * bubble_share(layouts, times, tables.totals, micro), 0.0)
-
     data = data_parallel(rate, net, job, layouts, share, tables, loaded)
+    sent = p2p_comm + data.fsdp  # every pass that fills or drains the pipeline waits for them as well
+    ramp = np.maximum(whole - microbatch + sent * (ranks.pp - 1), 0.0) / ranks.vpp
+    bubble = np.where(ranks.pp > 1, ramp, 0.0)
+    splitting = layouts.schedule >= SPLITTING
+    if splitting.any():
+        every = np.broadcast_to([*tables.totals, 1.0, 1.0], slowest.shape)
+        all_ranks, own = (_passes(counts, times, embedding, head_gemm, head_memory) for counts in (every, slowest))
+        work, more = all_ranks.each(layouts, own, sent / (2.0 * ranks.vpp))
+        bubble = np.where(splitting, split_bubble(layouts, micro, work, more), bubble)
+
     jitter = 0.0 if rate.cpu else parameters.jitter.value
     straggler = jitter * np.log2(np.maximum(layouts.world_size / 8.0, 1.0))
 
@@ -196,6 +203,23 @@ def slowest_rank(tables: StageTables, columns: list[Floats]) -> tuple[Floats, Fl
     return busy[rows, which], by_rank[rows, which]
 
 
+def _passes(
+    counts: Floats, times: tuple[LayerTimes, ...], embedding: Floats, head_gemm: Floats, head_memory: Floats
+) -> Passes:
+    """Sum the passes of a profile, ends as in ``stage_costs``; counts have shape (layouts, columns + 2)."""
+
+    def summed(name: str) -> Floats:
+        return np.asarray(sum(counts[:, i] * getattr(one, name) for i, one in enumerate(times)))
+
+    embeddings, heads = counts[:, -2] * embedding, counts[:, -1] * (head_gemm + head_memory)
+    weight = summed("weight_gradient") + counts[:, -1] * head_gemm / 3.0
+    return Passes(
+        summed("forward_seconds") + 0.4 * embeddings + heads / 3.0,
+        summed("total") - summed("forward_seconds") + 0.6 * embeddings + heads * (2.0 / 3.0) - weight,
+        weight,
+    )
+
+
 def _end_seconds(rate: Rates, job: Job, share: Shares, last: LayerTimes) -> tuple[Floats, Floats, Floats]:
     """Embedding, and GEMM and memory time of the head; each prediction depth adds a layer, a projection and a head."""
     model, tp = job.model, share.ranks.tp
@@ -206,33 +230,3 @@ def _end_seconds(rate: Rates, job: Job, share: Shares, last: LayerTimes) -> tupl
         memory = memory * (1.0 + model.mtp_layers) + model.mtp_layers * (last.total + projection)
         gemm = gemm * (1.0 + model.mtp_layers)
     return embedding, gemm, memory
-
-
-def bubble_share(layouts: LayoutArrays, times: tuple[LayerTimes, ...], layers: Floats, micro: Floats) -> Floats:
-    """Share of the 1F1B ramp (all stages but the slowest, over vpp) that a schedule leaves idle.
-
-    With F forward, B input gradient and W weight gradient: ZB-H1 F + B - W, ZB-H2 F + B - 2 W (Qi et al. 2024, table 1;
-    the optimizer's check comes after the update, so that ranks need not end a step together); ZB-V a hop of
-    max(F, B) per stage between, and while micro-batches are fewer than 2 pp - 1 also what their latency exceeds the
-    work by (found by playing its order); DualPipe forward + 2 x whole backward - 3 W (DeepSeek-V3 report, table 2,
-    without gain from its overlap), for half of the pipeline where it runs both ways.
-    """
-    share = np.ones(len(layouts))
-    if not np.any(layouts.schedule > SCHEDULES.index("interleaved")):
-        return share
-    total, forward, weight = (
-        np.asarray(sum(count * getattr(one, name) for count, one in zip(layers, times, strict=True)))
-        for name in ("total", "forward_seconds", "weight_gradient")
-    )
-    backward = total - forward
-    h1 = np.maximum(total - 2.0 * weight, forward) / total
-    h2 = np.maximum(total - 3.0 * weight, 0.0) / total
-    vee = np.maximum(forward, backward - weight) / total
-    latency = 2.0 * (layouts.pp * backward - (backward - weight) - micro * weight)
-    vee = np.maximum(vee, latency / (np.maximum(layouts.pp - 1, 1) * total))
-    dual = np.maximum(total + backward - 3.0 * weight, 0.0) / total
-    pp = np.maximum(layouts.pp, 2)
-    dual = np.where(layouts.vpp == 1, dual * np.maximum(pp / 2.0 - 1.0, 0.0) / (pp - 1.0), dual)
-    for name, left in (("zb-h1", h1), ("zb-h2", h2), ("zbv", vee), ("dualpipe", dual)):
-        share = np.where(layouts.schedule == SCHEDULES.index(name), left, share)
-    return share

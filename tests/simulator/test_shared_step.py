@@ -56,18 +56,14 @@ SCHEDULES = [
 
 @pytest.mark.parametrize("degrees", SCHEDULES, ids=str)
 def test_equals_the_closed_form_where_nothing_is_shared(degrees):
-    """80 layers divide over these stages. The zero-bubble schedules' closed form is a bubble formula (test_step); where
-    each pass reduces gradients, this also fills and drains the pipeline, which the closed form leaves out."""
+    """80 layers divide over these stages; what is left are the ends, which send one way only."""
     layout = lay(**degrees)
     found = shared_step(SMALL, JOB, layout)
     closed = predict_step(SMALL, JOB, layout).total_seconds
     alone = explained_step(SMALL, JOB, layout).timeline.step_seconds
-    rough = (
-        degrees.get("schedule") in ("zb-h1", "zb-h2", "zbv", "dualpipe") or degrees.get("optimizer_sharding") == "zero2"
-    )
     assert found.alone_seconds == pytest.approx(alone, rel=1e-12)
     assert found.timeline.step_seconds == pytest.approx(alone, rel=0.01)
-    assert found.timeline.step_seconds == pytest.approx(closed, rel=0.03 if rough else 0.01)
+    assert found.timeline.step_seconds == pytest.approx(closed, rel=0.01)
     assert found.breakdown_seconds["paths"] == pytest.approx(0.0, abs=1e-9)
 
 

@@ -14,7 +14,7 @@ from simulator.longest_path import end_seconds, makespan, op_graph
 from simulator.outcome import BREAKDOWN
 from simulator.schedule import op_orders, schedule_complaint
 from simulator.step import StageCosts, predict_step, stage_costs
-from simulator.training import explained_step, op_times, play, play_step
+from simulator.training import explained_step, longest_step, op_times, play, play_step
 
 
 def costs_of(forward, backward, **changes):
@@ -155,10 +155,32 @@ def test_equals_the_closed_form_where_all_stages_are_equal(degrees):
     assert step == pytest.approx(predict_step(LLAMA.cluster, LLAMA.job, layout).total_seconds, rel=0.01)
 
 
-def test_zero_bubble_is_near_its_closed_form():
-    layout = Layout(sequence_parallel=True, tp=8, pp=14, dp=64, schedule="zb-h1")
-    step = play_step(LLAMA.cluster, LLAMA.job, layout).step_seconds
-    assert step == pytest.approx(predict_step(LLAMA.cluster, LLAMA.job, layout).total_seconds, rel=0.02)
+BATCHES = {"gpipe": 1, "1f1b": 1, "interleaved": 1, "zb-h1": 1, "zb-h2": 2, "zbv": 1, "dualpipe": 2}
+"""Fewest micro-batches for each pipeline rank."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(BATCHES)),
+    st.sampled_from([2, 4, 5, 8, 10]),
+    st.sampled_from([0, 1, 4]),
+    st.sampled_from(["none", "zero1", "zero2", "zero3"]),
+    st.sampled_from(["none", "selective", "full"]),
+    st.sampled_from([1, 8]),
+    st.booleans(),
+)
+def test_equals_the_closed_form_in_every_schedule(schedule, pp, more, sharding, recompute, tp, both_ways):
+    """80 layers divide over these stages; the head makes one heavier, weights are gathered while a pipeline fills."""
+    vpp = 2 if schedule in ("interleaved", "zbv") or (schedule == "dualpipe" and (pp % 2 or not both_ways)) else 1
+    micro = pp * (BATCHES[schedule] + more)
+    scenario = load_scenario("llama3-70b-512-h100")
+    job = scenario.job.model_copy(update={"global_batch_size": 4 * micro})
+    layout = Layout(
+        tp=tp, pp=pp, vpp=vpp, dp=4, schedule=schedule, sequence_parallel=tp > 1, optimizer_sharding=sharding,
+        recompute=recompute,
+    )  # fmt: skip
+    breakdown, closed = longest_step(scenario.cluster, job, layout)
+    assert sum(breakdown.values()) == pytest.approx(closed.total_seconds, rel=0.005)
 
 
 @pytest.mark.parametrize("name", ["laptop", "gpt3-175b-1024-a100"])
@@ -169,7 +191,7 @@ def test_every_shipped_schedule_is_near_the_closed_form(name):
         dp = max(1, scenario.cluster.num_gpus // (8 * pp)) if name != "laptop" else 1
         layout = Layout(tp=1 if name == "laptop" else 8, pp=pp, dp=dp, vpp=vpp, schedule=schedule)
         step = play_step(scenario.cluster, scenario.job, layout).step_seconds
-        assert step == pytest.approx(predict_step(scenario.cluster, scenario.job, layout).total_seconds, rel=0.02)
+        assert step == pytest.approx(predict_step(scenario.cluster, scenario.job, layout).total_seconds, rel=0.01)
 
 
 def test_unequal_stages_are_exact():
