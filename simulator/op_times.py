@@ -47,6 +47,35 @@ def op_times(graph: OpGraph, costs: StageCosts, host_seconds: float = 0.0) -> Op
     )
 
 
+def shard_seconds(graph: OpGraph, times: OpTimes, seconds: float, forward_share: float) -> tuple[float, ...]:
+    """Spread the traffic of shards (FSDP) of one micro-batch and stage over its ops, in graph order.
+
+    Args:
+        graph: the ops.
+        times: how long each may take for it.
+        seconds: what it takes alone; what does not fit is left out.
+        forward_share: part that belongs to the forward, which fetches once; the backward fetches again and reduces.
+            What the backward cannot hold trails into the weight gradient, or is beside another micro-batch's forward.
+    """
+    index: dict[tuple[str, int, int], int] = {(op.kind, op.stage, op.microbatch): i for i, op in enumerate(graph.ops)}
+    found = [0.0] * len(graph.ops)
+    for (kind, stage, microbatch), i in index.items():
+        if kind != "F":
+            continue
+        later = [index[name, stage, microbatch] for name in "BW" if (name, stage, microbatch) in index]
+        if graph.ops[later[0] - 1].fused:  # its time is with the forward before it
+            later[0] -= 1
+        room = {one: times.work[one] + times.gather[one] - found[one] for one in (i, *later)}
+        ahead = min(max(seconds * forward_share, seconds - sum(room[one] for one in later)), room[i])
+        found[i] += ahead
+        left = seconds - max(ahead, seconds * forward_share)
+        for one in later:
+            taken = min(left, room[one])
+            found[one] += taken
+            left -= taken
+    return tuple(found)
+
+
 class Anchor(NamedTuple):
     """Where in the work of a rank its gradients start."""
 

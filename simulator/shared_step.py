@@ -18,7 +18,7 @@ from simulator.critical_path import Segment, critical_path
 from simulator.disturbances import Disturbances, work_factors
 from simulator.longest_path import OpGraph
 from simulator.network import Counters
-from simulator.op_times import OpTimes
+from simulator.op_times import OpTimes, shard_seconds
 from simulator.outcome import StepTime, StepTimeline
 from simulator.rank_places import rank_grid
 from simulator.step import StageCosts
@@ -116,7 +116,7 @@ def shared_step(
         raise InputError(f"a rank is to stand on GPU {places.max()}, and {cluster.name} has {cluster.num_gpus} GPUs")
     problem, factors, flows, others = _problem(network, graph, layout, volumes, costs, wish, places, every_replica)
     ends = _ends(costs, volumes)
-    traffic = _op_traffic(graph, costs, volumes)
+    traffic = _op_traffic(graph, times, costs, volumes)
     undisturbed = [times] * len(factors)
     disturbed = [_stretched(times, one) for one in factors]
 
@@ -212,12 +212,12 @@ def _ends(costs: StageCosts, volumes: StepVolumes) -> EndCosts:
     )
 
 
-def _op_traffic(graph: OpGraph, costs: StageCosts, volumes: StepVolumes) -> OpTraffic:
-    passes = 2 * graph.num_stages / len(set(graph.ranks))
+def _op_traffic(graph: OpGraph, times: OpTimes, costs: StageCosts, volumes: StepVolumes) -> OpTraffic:
+    each = costs.straggler_factor * volumes.fsdp_seconds * len(set(graph.ranks)) / graph.num_stages
     return OpTraffic(
         p2p_seconds=costs.straggler_factor * costs.p2p_seconds,
         inner_share={kind: one.seconds_share for kind, one in volumes.inner.items()},
-        fsdp_seconds=costs.straggler_factor * volumes.fsdp_seconds / passes,
+        fsdp_seconds=shard_seconds(graph, times, each, volumes.fsdp_forward_share) if each > 0 else (),
     )
 
 

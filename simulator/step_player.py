@@ -186,16 +186,16 @@ class _Step:
 
     def _inner(self, number: int, rank: int, i: int, end: float) -> list[tuple[int, float]]:
         """Streams inside an op that may be late, with the seconds of each, alone; all are due at its end."""
-        if self.problem is None or self.graph.ops[i].kind == "W":
+        if self.problem is None:
             return []
-        times = self.times[number]
+        times, traffic = self.times[number], self.traffic
         found = [
             (self.moves.stream(kind, number, rank), share * times.work[i])
-            for kind, share in self.traffic.inner_share.items()
+            for kind, share in (traffic.inner_share.items() if self.graph.ops[i].kind != "W" else ())
         ]
-        if times.gather[i] > 0:
-            room = times.work[i] + times.gather[i]
-            found.append((self.moves.stream("fsdp", number, rank), min(self.traffic.fsdp_seconds, room)))
+        if traffic.fsdp_seconds:
+            seconds = min(traffic.fsdp_seconds[i], times.work[i] + times.gather[i])
+            found.append((self.moves.stream("fsdp", number, rank), seconds))
         found = [(stream, seconds) for stream, seconds in found if stream >= 0 and seconds > 0]
         return [(stream, seconds) for stream, seconds in found if not self.moves.in_time(stream, seconds, end)]
 

@@ -51,8 +51,8 @@ class OpTraffic:
     p2p_seconds: float = 0.0
     inner_share: dict[str, float] = field(default_factory=dict)
     """Seconds of each kind of traffic for each second of an op's work."""
-    fsdp_seconds: float = 0.0
-    """Of each forward and backward."""
+    fsdp_seconds: tuple[float, ...] = ()
+    """Of shards of weights and gradients in each op; empty: there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,9 @@ class StepVolumes:
     ep_reached: float
     """Share of the bytes for other domains that leaves a GPU."""
     fsdp_seconds: float
-    """Of weight shards per micro-batch."""
+    """Of weight shards and gradients per micro-batch."""
+    fsdp_forward_share: float
+    """Part of it that is in a forward: one of the two gathers; gradients are reduced in the backward."""
     reduce_seconds: float
     """Gradients, once per step."""
     gather_seconds: float
@@ -77,12 +79,14 @@ def step_volumes(cluster: Cluster, job: Job, layout: Layout) -> StepVolumes:
     once = layout.optimizer_sharding in ("none", "zero1")
     reduced = float(data.reduced_bytes[0]) > 0 and once
     gathered = layout.optimizer_sharding in ("zero1", "zero2") and float(data.total[0]) > 0
+    fetched = data.gathered_width * (layout.optimizer_sharding == "zero3")
     part = (passes * data.reduced_width * reduced, data.gathered_width * gathered)
     total = float(data.total[0]) / max(sum(part), 1e-300)
     return StepVolumes(
         inner=_inner(found),
         ep_reached=_reached(cluster, job, found),
         fsdp_seconds=float(data.fsdp_traffic[0]),
+        fsdp_forward_share=fetched / (2 * fetched + data.reduced_width),
         reduce_seconds=total * part[0],
         gather_seconds=total * part[1],
         dense_weights=float(data.dense_weights[0]),

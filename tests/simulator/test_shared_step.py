@@ -138,6 +138,25 @@ def test_bytes_on_the_nics_are_those_of_the_rings():
     assert found.utilisation.mean["NICs in, rail 3"] == pytest.approx(found.utilisation.mean["NICs out, rail 3"])
 
 
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize(("tp", "dp", "copies"), [(8, 16, 1), (8, 16, 4), (1, 32, 4)])
+def test_bytes_of_shards_and_of_their_copies(sharding, tp, dp, copies):
+    """Shards of n ranks: (n - 1) / n of what is gathered and reduced; r copies of them: 2 (r - 1) / r of a shard's fp32
+    gradients. With tp 1 shards lie inside a node, and only the copies' sum leaves it."""
+    layout = lay(tp=tp, dp=dp, dp_replicate=copies, optimizer_sharding=sharding, sequence_parallel=tp > 1)
+    found = shared_step(SMALL, JOB, layout)
+    params, shards, micro = JOB.model.num_params / tp, dp // copies, layout.num_microbatches(JOB)
+    copied = 2 * (copies - 1) / copies * 4 * params / shards
+    reduced, gathered = (0.0 if tp == 1 else (shards - 1) / shards * width * params for width in (4, 2))
+    times, gathers = {"zero1": (1, 1), "zero2": (micro, 1), "zero3": (micro, 2 * micro)}[sharding]
+    rate = 50e9 * SMALL.fabric.efficiency * found.timeline.step_seconds
+    out = [share * rate for name, share in found.utilisation.mean.items() if name.startswith("NICs out")]
+    assert np.mean(out) == pytest.approx(times * (reduced + copied) + gathers * gathered, rel=1e-3)
+    if sharding != "zero2":  # whose reductions meet the weights that the first forward waits for
+        assert found.breakdown_seconds["contention"] == pytest.approx(0.0, abs=1e-9)
+        assert found.timeline.step_seconds == pytest.approx(predict_step(SMALL, JOB, layout).total_seconds, rel=1e-6)
+
+
 def test_counters_stay_between_nothing_and_full_and_go_into_the_trace():
     found = shared_step(TAPERED, JOB, lay(pp=2, dp=8))
     for one in found.timeline.counters:
