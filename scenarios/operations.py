@@ -42,14 +42,16 @@ class Checkpointing(Document):
     keep: int | None = Field(default=None, ge=2)
     """Saves kept on the file system; None: as many as a rollback needs, at least 2."""
     replicas: int = Field(default=1, ge=1)
-    """Sites that hold each archived save."""
+    """Sites that hold each archived save; it is complete when all of them do."""
+    site_bytes_per_second: BytesPerSecond | None = Field(default=None, gt=0)
+    """Between the sites; None: as fast as the first one reads."""
     write_bytes_per_second: BytesPerSecond | None = Field(default=None, gt=0)
     """Of the shared file system, instead of what the cluster says."""
     read_bytes_per_second: BytesPerSecond | None = Field(default=None, gt=0)
     other_jobs: tuple[OtherJob, ...] = ()
     play_transfers: bool | None = None
-    """Whether whole runs play each save, restore and the data loading as transfers that share the storage; None: where
-    they ask for more than a fifth of its time, or are in phase. Otherwise mean times are taken."""
+    """Whether whole runs play each save, restore, copy to the archive and the data loading as transfers that share the
+    storage; None: where they ask for more than a fifth of its time, or are in phase. Otherwise mean times are taken."""
     restore_amplification: float = Field(default=1.0, ge=1.0)
     """Bytes read at a restore over those of a save: 1 where each rank reads its shard (or one replica reads and
     broadcasts), dp where each replica reads everything."""

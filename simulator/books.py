@@ -35,7 +35,7 @@ class Books:
                 replace(tier, stall_seconds=0.0) if index == played.tier else tier for index, tier in enumerate(tiers)
             )
         self.progress = Progress(
-            setup.interval_seconds, tiers, setup.work_seconds, played=None if played is None else played.tier
+            setup.interval_seconds, tiers, setup.work_seconds, played=() if played is None else played.tiers
         )
         self.lost = dict.fromkeys((*CAUSES, *setup.faults.phases_seconds, *setup.slow), 0.0)
         self.saves = [0] * len(setup.tiers)

@@ -11,7 +11,6 @@ from scenarios.operations import Checkpointing, CheckpointMode
 from simulator.failures import Source
 from simulator.goodput_theory import optimum_interval, two_level_optimum
 from simulator.outcome import plain
-from simulator.storage import storage_seconds
 from simulator.tiers import SURVIVES, SaveTier
 from topologies.cluster import Cluster, Storage
 from topologies.units import format_quantity
@@ -89,6 +88,8 @@ class SaveCosts:
     snapshot: float
     writes: tuple[float, float]
     loads: tuple[float, float]
+    archive_load: float
+    """Seconds to read a save from the object store, if there is one behind the far storage."""
     rates: tuple[float, float]
     """Failures that the near storage outlives, and those that need the far one."""
     back: float
@@ -127,7 +128,7 @@ def spelled_out(
     period = interval + best.stall
     far, drain = costs.far, 0.0 if best.mode == "sync" else costs.writes[1]
     poisoned = max((one.poisoned_seconds for one in found), default=0.0)
-    keep = wish.keep or max(2, math.ceil(poisoned / (period * max(best.every, 1))) + 2)
+    keep = wish.keep or max(2, math.ceil(poisoned / (interval * max(best.every, 1))) + 2)  # poisoned is work, not time
     if far is not None and far.capacity_bytes:
         keep = max(2, min(keep, int(far.capacity_bytes / costs.size)))
     levels: list[SaveTier] = []
@@ -164,6 +165,11 @@ def spelled_out(
     )
 
 
+def archive_place(cluster: Cluster, far: Storage) -> Storage:
+    """The object store, or without one the far storage itself."""
+    return next((one for one in cluster.storage if one.kind == "object-store"), far)
+
+
 def _archive(
     cluster: Cluster,
     costs: SaveCosts,
@@ -175,24 +181,27 @@ def _archive(
     *,
     poisoned: bool,
 ) -> list[SaveTier]:
-    """Saves that stay: in the object store, or without one in the far storage where work can be poisoned.
+    """Saves that stay, at one or several sites, in the object store; without one, in the far storage where need be.
 
-    Keeping the last few alone is not enough then: two rollbacks in a row may go past the oldest of them.
+    Keeping the last few alone is not enough where work can be poisoned: two rollbacks in a row may go past the oldest.
     """
-    place = next((one for one in cluster.storage if one.kind == "object-store"), None)
-    if place is far or (place is None and not (poisoned and not far.per_node)):
+    place, away = archive_place(cluster, far), wish.replicas - 1
+    if far.per_node or (place is far and not poisoned and not away):
         return []
-    if place is None:
-        name, write, load, kept = f"{far.name} (archive)", drain, costs.loads[1], EVERYTHING
+    name, kept, copied = place.name, EVERYTHING, 0.0
+    load = costs.archive_load
+    if place is far:
+        name, load = f"{far.name} (archive)", costs.loads[1]
         if far.capacity_bytes:
             kept = max(2, int(0.9 * far.capacity_bytes / costs.size))
     else:
-        name, kept = place.name, EVERYTHING
-        write = drain + storage_seconds(place, cluster, costs.size * wish.replicas, cluster.num_nodes)
-        load = storage_seconds(place, cluster, costs.size, cluster.num_nodes, write=False)
+        copied = costs.size / min(far.read_bytes_per_second, place.write_bytes_per_second)
+    between = min(place.read_bytes_per_second, wish.site_bytes_per_second or math.inf)
+    write = drain + copied + away * costs.size / between
     multiple = max(math.ceil(write / period / every), round(wish.archive_every_seconds / period / every), 1)
-    tier = _tier(place or far, every * multiple, 0.0, write, load, kept)
-    return [replace(tier, name=name)]
+    tier = _tier(place, every * multiple, 0.0, write, load, kept)
+    survives = SURVIVES["object-store"] if away else tier.survives
+    return [replace(tier, name=name, survives=survives, copies=away + (place is not far))]
 
 
 def _tier(storage: Storage, every: int, stall: float, drain: float, load: float, keep: int) -> SaveTier:

@@ -14,6 +14,7 @@ from simulator.checkpoint_policy import (
     CUSTOMARY_INTERVAL_SECONDS,
     Candidate,
     SaveCosts,
+    archive_place,
     spelled_out,
 )
 from simulator.checkpoint_policy import CheckpointPolicy as CheckpointPolicy
@@ -134,12 +135,18 @@ def save_costs(
     """
     size, gpus = checkpoint_bytes(job), writing_gpus(layout)
     nodes, all_nodes = (math.ceil(n / cluster.node.gpus_per_node) for n in (gpus, layout.world_size))
-    writes, loads = [0.0, 0.0], [0.0, 0.0]
+    writes, loads, archive_load = [0.0, 0.0], [0.0, 0.0], 0.0
     interval = interval or CUSTOMARY_INTERVAL_SECONDS
     if near is not None:
         writes[0] = storage_seconds(near, cluster, size, nodes)
         loads[0] = storage_seconds(near, cluster, size, all_nodes, write=False)
     if far is not None:
+        archive = archive_place(cluster, far)
+        copied = size * (wish.replicas - 1 if archive is far else 1)  # read there by the archive
+        data_share += copied / wish.archive_every_seconds / far.read_bytes_per_second
+        if archive is not far:
+            read = size * wish.restore_amplification
+            archive_load = storage_seconds(archive, cluster, read, all_nodes, write=False)
         writes[1] = contended_seconds(far, cluster, size, nodes, wish, interval, data_share)[0]
         loads[1] = contended_seconds(far, cluster, size, all_nodes, wish, interval, data_share)[1]
     kind = "peer-memory" if near is None else near.kind
@@ -153,6 +160,7 @@ def save_costs(
         snapshot=size / gpus / SNAPSHOT_BYTES_PER_SECOND,
         writes=(writes[0], writes[1]),
         loads=(loads[0], loads[1]),
+        archive_load=archive_load,
         rates=(near_rate, rate - near_rate),
         back=detection + faults.recovery_seconds - faults.detection_seconds,
         step_seconds=step_seconds,

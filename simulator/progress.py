@@ -8,6 +8,7 @@ multiples are nested, so that any number of cycles is a few divisions. Positions
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 
 from simulator.tiers import EMPTY, PlayedSaves, RegularSaves, SaveTier
 
@@ -21,7 +22,7 @@ class Progress:
     )  # fmt: skip
 
     def __init__(
-        self, interval_seconds: float, tiers: tuple[SaveTier, ...], work_seconds: float, *, played: int | None = None
+        self, interval_seconds: float, tiers: tuple[SaveTier, ...], work_seconds: float, *, played: Container[int] = ()
     ) -> None:
         """Start at zero, where every tier holds the start.
 
@@ -29,7 +30,7 @@ class Progress:
             interval_seconds: useful seconds between base saves.
             tiers: from near to far.
             work_seconds: useful seconds of the run; may be infinite.
-            played: index of the tier whose saves are complete when their transfer is, which is told from outside.
+            played: indices of tiers whose saves are complete when their transfer is, which is told from outside.
 
         Raises:
             ValueError: multiples that are not nested, or a drain that is longer than its tier's period.
@@ -52,7 +53,7 @@ class Progress:
         self.held: list[RegularSaves | PlayedSaves] = []
         self._regular: list[tuple[int, RegularSaves]] = []
         for index, tier in enumerate(tiers):
-            if index == played:
+            if index in played:
                 self.held.append(PlayedSaves(tier))
                 continue
             period = self._periods[self._levels.index(tier.every)]

@@ -49,8 +49,8 @@ class _Run(RunState):
         self.event = next(self.failures, None)
         self.thinned = self.without_progress = 0
         self.best = self.load = 0.0
-        self.reads = 0
-        """Restores from the played storage before training goes on."""
+        self.reads = (0, 0)
+        """Restores from the played storage and from its archive before training goes on."""
         self.later = (0.0, 0.0)
         """What follows the detection: a person's time, an outage."""
         self.everything = False
@@ -187,7 +187,7 @@ class _Run(RunState):
         """Find the newest good save in a tier that outlives the failure; what came after it is lost."""
         progress, now = self.progress, self.now
         reached = position = progress.position()
-        self.load, self.reads = 0.0, 0
+        self.load, self.reads = 0.0, (0, 0)
         if not self._live_replicas_hold(source):
             limit = reached - source.poisoned_seconds / progress.interval if running else reached
             position = self._read_from(progress.newest_save(source.loss, now, limit))
@@ -197,14 +197,19 @@ class _Run(RunState):
         if position > self.best + 1e-12:
             self.best, self.without_progress = position, 1
         progress.restore(position, source.loss, now)
+        if self.traffic is not None and (tier := self.traffic.played.tier) is not None:
+            self.traffic.fall_back(position, lost=source.loss not in self.setup.tiers[tier].survives)
 
     def _read_from(self, save: tuple[float, int] | None) -> float:
         """Plan to load a save, given with its tier; return its position. Without a save the run starts again."""
         if save is None:
             return 0.0
         position, tier = save
-        if self.setup.played is not None and self.setup.played.tier == tier:
-            self.reads += 1
+        played, (here, archived) = self.setup.played, self.reads
+        if played is not None and played.tier == tier:
+            self.reads = (here + 1, archived)
+        elif played is not None and played.archive is not None and played.archive.tier == tier:
+            self.reads = (here, archived + 1)
         else:
             self.load += self.setup.tiers[tier].load_seconds
         return position
@@ -264,7 +269,7 @@ class _Run(RunState):
             phases = (("restart", faults.standby_restart_seconds),)
         elif not lost and not self.everything and faults.in_job_restart_seconds is not None:
             phases = (("restart", faults.in_job_restart_seconds),)
-        self.begin(DOWN, (*phases, ("load", self.load)), self._on_restarted if self.reads else self._on_up)
+        self.begin(DOWN, (*phases, ("load", self.load)), self._on_restarted if any(self.reads) else self._on_up)
 
     def _on_restarted(self, epoch: int) -> None:
         """What is left is to read the checkpoint from the played storage."""
@@ -322,7 +327,7 @@ class _Run(RunState):
         if self.traffic is not None:
             self.traffic.drop()
         self.progress.save_here(self.now)
-        self.load, self.reads = 0.0, 0
+        self.load, self.reads = 0.0, (0, 0)
         self.nodes.needed += nodes
         self.everything = True
         if nodes:

@@ -136,12 +136,22 @@ class RunState:
         held = self.progress.held[self.setup.played.tier or 0]
         assert isinstance(held, PlayedSaves)
         held.add(float(save))
+        if self.traffic is not None:
+            self.traffic.archive(save, lambda: self._on_archived(save))
         if self.state == SAVES:
             self.books.close(self.now)
             if save >= self.progress.target:
                 self._finish(completed=True, useful=self.setup.work_seconds)
             else:
                 self.train()
+
+    def _on_archived(self, save: int) -> None:
+        """A save has arrived in the archive, whatever the job does meanwhile."""
+        assert self.setup.played is not None
+        assert self.setup.played.archive is not None
+        held = self.progress.held[self.setup.played.archive.tier]
+        assert isinstance(held, PlayedSaves)
+        held.add(float(save))
 
     # ---- the end
 
@@ -195,6 +205,9 @@ class RunState:
         failures: dict[str, int] = {}
         for source, count in zip(self.sources, self.counts, strict=True):
             failures[source.component] = failures.get(source.component, 0) + count
+        saves = list(books.saves)
+        if self.traffic is not None and (archive := self.traffic.played.archive) is not None:
+            saves[archive.tier] = self.traffic.archived
         return RunOutcome(
             source="simulated",
             seed=self.seed,
@@ -208,7 +221,8 @@ class RunState:
             rate_factor=self.factor,
             spares_used=self.nodes.most_used,
             checkpoint_bytes={
-                tier.name: saves * setup.checkpoint_bytes for tier, saves in zip(setup.tiers, books.saves, strict=True)
+                tier.name: count * tier.copies * setup.checkpoint_bytes
+                for tier, count in zip(setup.tiers, saves, strict=True)
             },
             skipped_saves=self.traffic.skipped if self.traffic is not None else 0,
             spans=tuple(books.spans or ()),

@@ -1,13 +1,13 @@
 """A storage that several jobs share, as events: saves, restores and data loading divide it max-min fairly.
 
-Each transfer uses a share of the storage's time: its rate over the rate of the storage in its direction. Rates change
-only where a transfer starts or ends.
+Each transfer uses a share of the storage's time: its rate over the rate of the storage in its direction. A copy to the
+archive uses the time of both. Rates change only where a transfer starts or ends.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,30 +15,28 @@ import numpy as np
 import simpy
 
 from simulator.calls import call_after
+from simulator.fair_shares import crossing_shares, shared_rates
 
-
-def shared_rates(caps: Sequence[float], capacity: float = 1.0) -> list[float]:
-    """Max-min fair rates of flows with a cap each on one shared capacity: fill from the smallest cap up."""
-    rates = [0.0] * len(caps)
-    left = capacity
-    for place, index in enumerate(sorted(range(len(caps)), key=caps.__getitem__)):
-        rates[index] = min(caps[index], left / (len(caps) - place))
-        left -= rates[index]
-    return rates
+MAIN, ARCHIVE = "main", "archive"
+"""The storage of saves, and the one that archived saves are copied to."""
 
 
 @dataclass(slots=True)
 class _Transfer:
     left: float
-    """Seconds of the whole storage; infinite: a stream that goes on."""
+    """Seconds at a share of 1; infinite: a stream that goes on."""
     cap: float
+    rate: float
+    """Bytes per second at a share of 1."""
+    loads: dict[str, float]
+    """Share of a storage's time at a share of 1."""
     done: Callable[[], None] | None
     read: bool
     share: float = 0.0
 
 
 class SharedStorage:
-    """Transfers under way on one storage."""
+    """Transfers under way on one storage, and on the archive behind it where there is one."""
 
     def __init__(
         self,
@@ -46,6 +44,7 @@ class SharedStorage:
         write_bytes_per_second: float,
         read_bytes_per_second: float,
         *,
+        archive_bytes_per_second: tuple[float, float] | None = None,
         reads_first: bool = False,
         capacity: float = 1.0,
         changed: Callable[[], None] | None = None,
@@ -56,24 +55,53 @@ class SharedStorage:
             environment: where events are scheduled.
             write_bytes_per_second: of the whole storage.
             read_bytes_per_second: of the whole storage.
+            archive_bytes_per_second: writing to and reading from a second storage.
             reads_first: reads before writes, instead of equal rights.
             capacity: share of the storage's time that is there for transfers.
             changed: called after the rates changed, but not by ``stream`` itself.
         """
         self.environment = environment
-        self.rates = {False: write_bytes_per_second, True: read_bytes_per_second}
+        self.rates = {MAIN: {False: write_bytes_per_second, True: read_bytes_per_second}}
+        if archive_bytes_per_second is not None:
+            self.rates[ARCHIVE] = dict(zip((False, True), archive_bytes_per_second, strict=True))
         self.reads_first, self.capacity, self.changed = reads_first, capacity, changed
         self.transfers: dict[Hashable, _Transfer] = {}
         self._settled, self._epoch = 0.0, 0
 
     def start(
-        self, key: Hashable, size_bytes: float, cap_bytes_per_second: float, done: Callable[[], None], *, read: bool
+        self,
+        key: Hashable,
+        size_bytes: float,
+        cap_bytes_per_second: float,
+        done: Callable[[], None],
+        *,
+        read: bool,
+        store: str = MAIN,
     ) -> None:
         """Begin to move some bytes; ``done`` is called at the end. One transfer a key."""
+        rate = self.rates[store][read]
+        self._add(key, size_bytes, cap_bytes_per_second, rate, {store: 1.0}, done, read=read)
+
+    def copy(self, key: Hashable, size_bytes: float, done: Callable[[], None]) -> None:
+        """Begin to copy some bytes to the archive."""
+        from_rate, to_rate = self.rates[MAIN][True], self.rates[ARCHIVE][False]
+        rate = min(from_rate, to_rate)
+        self._add(key, size_bytes, rate, rate, {MAIN: rate / from_rate, ARCHIVE: rate / to_rate}, done, read=True)
+
+    def _add(
+        self,
+        key: Hashable,
+        size_bytes: float,
+        cap_bytes_per_second: float,
+        rate: float,
+        loads: dict[str, float],
+        done: Callable[[], None] | None,
+        *,
+        read: bool,
+    ) -> None:
         self._settle()
-        rate = self.rates[read]
         cap = min(1.0, cap_bytes_per_second / rate)
-        self.transfers[key] = _Transfer(size_bytes / rate, cap, done, read)
+        self.transfers[key] = _Transfer(size_bytes / rate, cap, rate, loads, done, read)
         self._divide()
 
     def stop(self, key: Hashable) -> None:
@@ -83,34 +111,35 @@ class SharedStorage:
             del self.transfers[key]
             self._divide()
 
-    def stream(self, key: Hashable, cap_bytes_per_second: float) -> float:
+    def stream(self, key: Hashable, cap_bytes_per_second: float, store: str = MAIN) -> float:
         """Read on and on with this cap (0: no more); return the rate in bytes per second."""
-        cap = min(1.0, cap_bytes_per_second / self.rates[True])
+        rate = self.rates[store][True]
+        cap = min(1.0, cap_bytes_per_second / rate)
         now = self.transfers.get(key)
         if (now.cap if now else 0.0) != cap:
-            self._settle()
-            if now is not None and cap:
-                now.cap = cap
-            elif cap:
-                self.transfers[key] = _Transfer(math.inf, cap, None, read=True)
-            else:
-                del self.transfers[key]
             tell, self.changed = self.changed, None
-            self._divide()
+            if not cap:
+                self.stop(key)
+            elif now is None:
+                self._add(key, math.inf, cap_bytes_per_second, rate, {store: 1.0}, None, read=True)
+            else:
+                self._settle()
+                now.cap = cap
+                self._divide()
             self.changed = tell
         return self.rate(key)
 
     def rate(self, key: Hashable) -> float:
         """Bytes per second of a transfer; 0 without one."""
         one = self.transfers.get(key)
-        return one.share * self.rates[one.read] if one else 0.0
+        return one.share * one.rate if one else 0.0
 
     def left(self, key: Hashable) -> float:
         """Bytes of a transfer that are still to be moved; 0 without one."""
         one = self.transfers.get(key)
         if one is None:
             return 0.0
-        return max(0.0, one.left - one.share * (self.environment.now - self._settled)) * self.rates[one.read]
+        return max(0.0, one.left - one.share * (self.environment.now - self._settled)) * one.rate
 
     def _settle(self) -> None:
         passed = self.environment.now - self._settled
@@ -122,11 +151,16 @@ class SharedStorage:
         """New shares, and the next end."""
         flows = list(self.transfers.values())
         groups = [[one for one in flows if one.read is kind] for kind in (True, False)] if self.reads_first else [flows]
-        left = self.capacity
+        left = dict.fromkeys(self.rates, self.capacity)
         for group in groups:
-            for one, share in zip(group, shared_rates([one.cap for one in group], left), strict=True):
+            if len(left) == 1:
+                shares = shared_rates([one.cap for one in group], left[MAIN])
+            else:
+                shares = crossing_shares([one.cap for one in group], [one.loads for one in group], left)
+            for one, share in zip(group, shares, strict=True):
                 one.share = share
-            left = max(0.0, left - sum(one.share for one in group))
+                for store, load in one.loads.items():
+                    left[store] = max(0.0, left[store] - share * load)
         self._epoch += 1
         ends = [(one.left / one.share, key) for key, one in self.transfers.items() if one.share > 0]
         seconds, key = min(ends, key=lambda end: end[0], default=(math.inf, None))

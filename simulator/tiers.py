@@ -37,6 +37,8 @@ class SaveTier:
     survives: frozenset[int]
     keep: int = 2
     """Newest complete saves that stay; an older one is gone."""
+    copies: int = 1
+    """Times that a save is written for it: each site of an archive."""
 
 
 class RegularSaves:
@@ -148,16 +150,16 @@ class PlayedSaves:
         self.special = EMPTY
 
     def add(self, position: float) -> None:
-        """A save is complete."""
-        self.special = EMPTY
+        """A save is complete; one off the regular places goes with the first that is newer."""
+        if position >= self.special:
+            self.special = EMPTY
         self.saves.append(position)
         del self.saves[: -self._keep]
 
     def newest(self, now: float, limit: float) -> float:
         """Newest save not after ``limit``; EMPTY without one."""
-        if EMPTY < self.special <= limit:
-            return self.special
-        return next((one for one in reversed(self.saves) if one <= limit), EMPTY)
+        special = self.special if self.special <= limit else EMPTY
+        return max(special, next((one for one in reversed(self.saves) if one <= limit), EMPTY))
 
     def back_to(self, position: float, now: float) -> None:
         """A failure that this tier outlives."""

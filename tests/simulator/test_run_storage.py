@@ -1,240 +1,26 @@
 """Whole runs on a storage that others use too, against an independent loop in which every transfer is an event."""
 
-import heapq
 import math
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import pytest
+import simpy
+from transfer_loop import loop
 
 from scenarios.faults import Failure, Faults
-from simulator.failures import failure_events, generator
+from scenarios.layout import Layout
+from scenarios.operations import Checkpointing
+from scenarios.scenario import load_scenario
 from simulator.run import simulate_run
 from simulator.run_setup import RunSetup
-from simulator.run_traffic import PlayedStorage
-from simulator.shared_storage import Sharer, play_storage
+from simulator.run_traffic import PlayedArchive, PlayedStorage, Traffic
+from simulator.shared_storage import SharedStorage, Sharer, play_storage
 from simulator.tiers import SURVIVES, SaveTier
+from simulator.whole_runs import whole_run
+from topologies.cluster import Storage
 
 DAY = 86400.0
-
-
-def water(flows):
-    """Shares by filling up: whoever wants less than an equal part gets it, the rest is divided again."""
-    left, open_, found = 1.0, dict(flows), {}
-    while open_:
-        equal = left / len(open_)
-        small = [key for key, flow in open_.items() if flow[1] <= equal]
-        for key in small or list(open_):
-            cap = open_.pop(key)[1]
-            found[key] = cap if small else equal
-        left -= sum(found[key] for key in small)
-    return found
-
-
-def loop(setup, seed):
-    """One happening at a time; returns wall seconds, useful seconds, rework, skipped saves, and bytes of far saves."""
-    faults, store, tau, sources = setup.faults, setup.played, setup.interval_seconds, setup.sources
-    events = list(islice(failure_events(sources, seed, 0), 3000))
-    near = setup.tiers[0] if len(setup.tiers) > 1 else None
-    far = setup.tiers[-1]
-    random = generator("storage", seed, 0)
-    clock = []  # others: (time, kind, job)
-    for job, other in enumerate(store.others):
-        clock.append((other.every_seconds if other.in_phase else random.uniform(0, other.every_seconds), "save", job))
-        if math.isfinite(other.mtbf_seconds):
-            clock.append((random.exponential(other.mtbf_seconds), "fail", job))
-    heapq.heapify(clock)
-    now, position, state, then, stall, index = 0.0, 0.0, "run", math.inf, 0.0, 0
-    ram, ram_draining, disk, flows = [0.0], [], [0.0], {}
-    rework, skipped, written, need, missing, spares = 0.0, 0, 0, 0, 0, faults.spares
-    repairs, storms, load, reads, later = [], [], 0.0, 0, 0.0
-    empty, unread = (setup.num_nodes, store.cache_bytes) if store.cache_bytes else (0, 0.0)
-    target, replicas = setup.num_steps / setup.interval_steps, setup.num_nodes / setup.replica_nodes
-    lasting = math.prod(setup.slow.values())
-    restart, following = sum(faults.phases_seconds.values()), 1.0
-
-    def live(broken):
-        return 1.0 if not faults.elastic else max(0.0, replicas - math.ceil(broken / setup.replica_nodes)) / replicas
-
-    def data_flow():
-        """What training reads at this moment, and how much of it it needs."""
-        nonlocal unread
-        wanted = lasting * live(missing)
-        if store.cache_bytes:
-            share = empty / setup.num_nodes
-            if empty and "data" not in flows:
-                cap = min(share * store.nodes_cap, store.data_cap)
-                flows["data"] = [unread / store.read, min(1.0, cap / store.read)]
-            return wanted, store.data * wanted * share
-        cap = min(store.data * wanted, store.data_cap) / store.read
-        if cap:
-            flows["data"] = [math.inf, min(1.0, cap)]
-        return wanted, store.data * wanted
-
-    def stop_reading():
-        nonlocal unread
-        if "data" in flows:
-            left = flows.pop("data")[0]
-            if empty:
-                unread = left * store.read
-
-    def get_nodes():
-        nonlocal need, spares, missing, state, then, empty, unread
-        again, taken = restart, need
-        if need > spares:
-            if not faults.elastic or live(missing + need - spares) == 0:
-                state, then = "wait", math.inf
-                return
-            missing += need - spares
-            taken, again = spares, faults.elastic.reconfigure_seconds
-        spares -= taken
-        join(taken)
-        need, state, then = 0, "restart", now + again + load
-
-    def join(nodes):
-        nonlocal empty, unread
-        if nodes and store.cache_bytes:
-            empty = min(setup.num_nodes, empty + nodes)
-            part = store.cache_bytes / setup.num_nodes
-            unread = min(unread + nodes * part, empty * part)
-
-    def newest(kind, limit):
-        tiers = [(near, ram)] if near else []
-        found = [(one, -tier.load_seconds, tier) for tier, saves in [*tiers, (far, disk)] if kind in tier.survives
-                 for one in saves if one <= limit]  # fmt: skip
-        return max(found, key=lambda one: one[:2], default=(0.0, 0.0, None))
-
-    while True:
-        running = state in ("run", "stall")
-        wanted, needed = data_flow() if running else (0.0, 0.0)
-        shares = water(flows)
-        got = shares.get("data", 0.0) * store.read
-        allowed = 1.0 if got >= needed * (1 - 1e-9) else got / needed
-        speed = wanted * allowed if state == "run" else 0.0
-        if state not in ("run", "stall"):
-            following = min(math.floor(position + 1e-9) + 1, target)
-        own = math.inf
-        if state == "run":
-            own = now + max(0.0, following - position) * tau / speed if speed else math.inf
-        elif state == "stall":
-            own = now + stall
-        ends = {key: now + flow[0] / shares[key] for key, flow in flows.items() if shares[key] > 0}
-        first = min(ends, key=ends.get, default=None)
-        moments = [
-            setup.horizon_seconds, events[index].time_seconds, repairs[0][0] if repairs else math.inf, then, own,
-            ends[first] if first is not None else math.inf, clock[0][0] if clock else math.inf,
-            min(storms, default=math.inf),
-        ]  # fmt: skip
-        what = min(range(8), key=moments.__getitem__)
-        passed, now = moments[what] - now, moments[what]
-        position = min(following, position + speed * passed / tau)
-        stall = max(0.0, stall - passed) if state == "stall" else stall
-        for key, flow in flows.items():
-            flow[0] -= shares[key] * passed
-        if running:
-            ram += [one for ready, one in ram_draining if ready <= now]
-            ram_draining = [one for one in ram_draining if one[0] > now]
-            ram = ram[-near.keep :] if near else ram
-        if what == 0:
-            return now, position * tau, rework, skipped, written
-        if what == 1:
-            event = events[index]
-            index += 1
-            source = sources[event.source]
-            if state in ("wait", "idle"):
-                continue
-            stop_reading()
-            flows.pop("save", None)
-            flows.pop("restore", None)
-            ram_draining = []
-            if source.lost_nodes:
-                heapq.heappush(repairs, (now + source.detection_seconds + source.repair_seconds, source.lost_nodes))
-                need += source.lost_nodes
-            reached, load, reads = position, 0.0, 0
-            for _ in range(1 + (event.corrupt < faults.corrupt_checkpoints)):
-                limit = position - 1e-9 if reads or load else position
-                position, seconds, tier = newest(source.loss, limit)
-                reads += tier is far
-                load += -seconds if tier is near and near else 0.0
-            rework += (reached - position) * tau
-            ram = [one for one in ram if one <= position] if near and source.loss in near.survives else []
-            disk = [one for one in disk if one <= position]
-            later = source.outage_seconds
-            if later:
-                storms.append(now + source.detection_seconds + later + restart)
-            state, then = "detect", now + source.detection_seconds
-        elif what == 2:
-            _, nodes = heapq.heappop(repairs)
-            back = min(nodes, missing)
-            changes = live(missing) != live(missing - back)
-            missing -= back
-            spares += nodes - back
-            join(back)
-            if running and changes:
-                raise AssertionError("not in these policies: an elastic job grows by a pause")
-            if state == "wait":
-                get_nodes()
-        elif what == 3:
-            if state == "detect" and later:
-                state, then, later = "idle", now + later, 0.0
-            elif state in ("detect", "idle"):
-                get_nodes()
-            elif reads:
-                state, then = "loading", math.inf
-                flows["restore"] = [reads * store.restore_bytes / store.read, min(1.0, store.nodes_cap / store.read)]
-            else:
-                state, then = "run", math.inf
-        elif what == 4 and state == "run":
-            position = following
-            regular = abs(position - round(position)) < 1e-9
-            to_far = not regular or round(position) % far.every == 0
-            stall = (near.stall_seconds if near else 0.0) + (far.stall_seconds if to_far and not store.stops else 0.0)
-            state = "stall"
-        elif what == 4:
-            to_far = position >= target or round(position) % far.every == 0
-            if near and position < target:
-                ram_draining.append((now + near.drain_seconds, position))
-            state, following = "run", min(position + 1, target)
-            if position >= target and not store.stops:
-                return now, position * tau, rework, skipped, written + (round(position) % far.every == 0)
-            if to_far and "save" in flows:
-                skipped += 1
-            elif to_far:
-                written += 1
-                flows["save"] = [store.save_bytes / store.write, min(1.0, store.save_cap / store.write), position]
-                if store.stops:
-                    stop_reading()
-                    state = "sync"
-        elif what == 5:
-            flow = flows.pop(first)
-            if first == "save":
-                disk = [*disk, flow[2]][-far.keep :]
-                if state == "sync":
-                    if flow[2] >= target:
-                        return now, position * tau, rework, skipped, written
-                    state = "run"
-            elif first == "restore":
-                state = "run"
-            elif first == "data":
-                empty, unread = 0, 0.0
-        elif what == 6:
-            _, kind, job = heapq.heappop(clock)
-            other = store.others[job]
-            size, cap = other.save_bytes, other.cap_bytes_per_second
-            if kind == "save":
-                if ("w", job) not in flows and ("r", job) not in flows:
-                    flows["w", job] = [size / store.write, min(1.0, cap / store.write)]
-                heapq.heappush(clock, (now + other.every_seconds, "save", job))
-            else:
-                flows.pop(("w", job), None)
-                flows["r", job] = [size / store.read, min(1.0, cap / store.read)]
-                heapq.heappush(clock, (now + random.exponential(other.mtbf_seconds), "fail", job))
-        else:
-            storms.remove(now)
-            for job, other in enumerate(store.others):
-                flows.pop(("w", job), None)
-                flows["r", job] = [other.save_bytes / store.read, min(1.0, other.cap_bytes_per_second / store.read)]
 
 
 def policy(seed):
@@ -267,20 +53,38 @@ def policy(seed):
         save_bytes=pick(10e9, 80e9), save_cap=pick(0.3e9, 5e9), restore_bytes=100e9, stops=stops, others=others,
         data=pick(0.0, 0.2e9, 0.9e9), data_cap=pick(0.4e9, 1e9), cache_bytes=cached * 3e12,
     )  # fmt: skip
-    often = pick(1.0, 4.0) / (5 * DAY)
+    often = pick(1.0, 4.0) / (2 * DAY)
+    tiers = (near, far) if played.tier else (far,)
+    if pick(0, 1, 1):
+        behind = SaveTier(
+            name="vault", every=every * pick(1, 3, 6), stall_seconds=0.0, drain_seconds=0.0, load_seconds=200.0,
+            survives=SURVIVES["object-store"], keep=1000,
+        )  # fmt: skip
+        own = bool(pick(0, 1, 1))
+        archive = PlayedArchive(
+            tier=len(tiers), every=behind.every, write=pick(0.15e9, 0.6e9, 3e9) if own else None,
+            read=pick(0.2e9, 2e9) if own else None, copy_bytes=played.save_bytes * own,
+            replicate_bytes=pick(0.0, 1.0, 2.0) * played.save_bytes, site_cap=pick(0.1e9, math.inf),
+        )  # fmt: skip
+        there = "archive" if own and pick(0, 0, 1) else "main"
+        played, tiers = replace(played, archive=archive, data_store=there), (*tiers, behind)
     failures = (
         Failure(component="software", rate_per_second=10 * often, lost_nodes=0, per="job"),
         Failure(component="node", rate_per_second=15 * often, per="job"),
         Failure(component="power", rate_per_second=3 * often, lost_nodes=0, outage_seconds=900.0, per="job"),
+        Failure(component="storage", rate_per_second=4 * often, lost_nodes=0, per="job", loses_file_system=True),
+        Failure(
+            component="corruption", rate_per_second=3 * often, lost_nodes=0, per="job", poisoned_seconds=1.7 * interval
+        ),
     )
     faults = Faults(
-        name="x", failures=failures, detection_seconds=30.0, restart_seconds=120.0, repair_seconds=0.2 * DAY,
+        name="x", failures=failures, detection_seconds=30.0, restart_seconds=120.0, repair_seconds=0.08 * DAY,
         repair_law="fixed", spares=pick(2, 50), corrupt_checkpoints=pick(0.0, 0.2), rate_spread=0.0,
     )  # fmt: skip
     return RunSetup(
-        step_seconds=interval / 10, num_steps=pick(3007, 10**7), tokens_per_step=1, interval_steps=10,
-        tiers=(near, far) if played.tier else (far,), faults=faults, num_gpus=512, num_nodes=64, replica_nodes=4,
-        slow=pick({}, {"power cap": 0.9}), played=played, horizon_seconds=5 * DAY, checkpoint_bytes=played.save_bytes,
+        step_seconds=interval / 10, num_steps=pick(2007, 10**7), tokens_per_step=1, interval_steps=10,
+        tiers=tiers, faults=faults, num_gpus=512, num_nodes=64, replica_nodes=4,
+        slow=pick({}, {"power cap": 0.9}), played=played, horizon_seconds=2 * DAY, checkpoint_bytes=played.save_bytes,
     )  # fmt: skip
 
 
@@ -289,18 +93,15 @@ def test_equal_to_a_loop_in_which_every_transfer_is_an_event(block):
     for seed in range(25 * block, 25 * block + 25):
         setup = policy(seed)
         found = simulate_run(setup, seed)
-        wall, useful, rework, skipped, written = loop(setup, seed)
+        wall, useful, rework, skipped, written, archived = loop(setup, seed)
         seen = (found.wall_seconds, found.useful_seconds, found.lost_seconds["rework"])
         assert seen == pytest.approx((wall, useful, rework), abs=1e-4), seed
         assert found.skipped_saves == skipped, seed
-        assert found.checkpoint_bytes["disk"] / found_size(setup) == pytest.approx(written), seed
+        assert found.checkpoint_bytes["disk"] / setup.checkpoint_bytes == pytest.approx(written), seed
+        assert found.checkpoint_bytes.get("vault", 0.0) / setup.checkpoint_bytes == pytest.approx(archived), seed
         booked = found.useful_seconds + math.fsum(found.lost_seconds.values())
         assert booked == pytest.approx(found.wall_seconds, abs=1e-5), seed
         assert min(found.lost_seconds.values()) > -1e-5, seed
-
-
-def found_size(setup):
-    return setup.checkpoint_bytes
 
 
 def test_alone_on_the_storage_played_transfers_are_the_mean_times():
@@ -356,3 +157,53 @@ def test_other_jobs_lengthen_saves_as_their_mean_times_say():
     ]
     assert mean > 1.3 * 60.0
     assert np.mean(loads) == pytest.approx(mean, rel=0.08)
+
+
+def test_a_copy_to_the_archive_takes_half_of_a_save_s_storage():
+    """60 GB at 1 GB/s beside a copy that reads as fast: 120 s; beside one that the archive slows to a fifth: 75 s."""
+    for archive_write, seconds in ((5e9, 120.0), (0.2e9, 75.0)):
+        environment, ends = simpy.Environment(), []
+        storage = SharedStorage(environment, 1e9, 1e9, archive_bytes_per_second=(archive_write, 1e9))
+        storage.copy("copy", 600e9, lambda: None)
+        storage.start("save", 60e9, 9e9, lambda at=ends, of=environment: at.append(of.now), read=False)
+        environment.run(until=1000.0)
+        assert ends == [pytest.approx(seconds)]
+
+
+def test_a_scenario_with_an_archive_plays_its_copies():
+    """Two sites and a busy file system: every sixth hour is copied and sent on, and counted twice."""
+    store = {"name": "vault", "kind": "object-store", "write": "40 GB/s", "read": "40 GB/s"}
+    disk = {"name": "disk", "kind": "parallel-file-system", "write": "200 GB/s", "read": "200 GB/s"}
+    other = {"save": "40 TB", "every": "600 s", "nodes": 512}
+    scenario = load_scenario("llama3-405b-16k-h100")
+    cluster = scenario.cluster.model_copy(
+        update={"storage": tuple(Storage.model_validate(one) for one in (disk, store))}
+    )
+    wish = Checkpointing.model_validate({"replicas": 2, "other_jobs": [other]})
+    scenario = scenario.model_copy(update={"cluster": cluster, "checkpoint": wish})
+    run = whole_run(scenario, Layout(tp=8, pp=16, dp=128, sequence_parallel=True), 5.0)
+    assert run.setup.played is not None
+    assert run.setup.played.archive is not None
+    short = replace(run.setup, horizon_seconds=4 * DAY)
+    found = simulate_run(short, 1)
+    size = run.policy.bytes
+    assert found.checkpoint_bytes["vault"] / (2 * size) == pytest.approx(4 * 24 / 6, abs=3)
+    assert run.policy.levels[-1].drain_seconds > 2 * size / 40e9
+
+
+@pytest.mark.parametrize(("own", "position", "lost", "goes_on"), [
+    (True, 12.0, True, True), (False, 12.0, True, False), (True, 8.0, False, False), (False, 12.0, False, True),
+])  # fmt: skip
+def test_what_is_sent_to_a_further_site_goes_on_while_it_has_a_source(own, position, lost, goes_on):
+    """Save 10 has been copied and is on its way: it needs the storage that it is read from, and must still be good."""
+    archive = PlayedArchive(
+        tier=1, every=1, write=1e9 if own else None, read=1e9 if own else None, copy_bytes=own * 1e9,
+        replicate_bytes=100e9,
+    )  # fmt: skip
+    played = PlayedStorage(tier=0, write=1e9, read=1e9, nodes_cap=1e9, archive=archive)
+    environment = simpy.Environment()
+    traffic = Traffic(environment, played, 8, np.random.default_rng(0), lambda: None)
+    traffic.archive(10, lambda: None)
+    environment.run(until=50.0)
+    traffic.fall_back(position, lost=lost)
+    assert list(traffic.storage.transfers) == (["replicate"] if goes_on else [])

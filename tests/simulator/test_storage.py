@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scenarios.operations import Checkpointing, DataReading, OtherJob
-from simulator.shared_storage import Sharer, play_storage, shared_rates
+from simulator.fair_shares import crossing_shares, shared_rates
+from simulator.shared_storage import Sharer, play_storage
 from simulator.storage import (
     bandwidth_estimates,
     choose_storage,
@@ -60,6 +61,35 @@ def test_shares_are_max_min_fair(caps, capacity):
     for rate, cap in zip(rates, caps, strict=True):
         assert rate <= cap * (1 + 1e-12)
         assert rate == pytest.approx(cap) or rate == pytest.approx(level)  # capped, or as much as anyone
+
+
+flow = st.tuples(st.floats(0.001, 1.5), st.sampled_from(({"here": 1.0}, {"there": 1.0})))
+copy = st.sampled_from(({"here": 1.0, "there": 0.4}, {"here": 0.3, "there": 1.0}))
+
+
+@settings(deadline=None)
+@given(st.lists(flow, max_size=8), copy, st.floats(0.1, 1), st.floats(0.1, 1))
+def test_shares_of_two_storages_are_max_min_fair(flows, copied, here, there):
+    """By what characterises them: a flow has its cap, or loads a full storage of which nobody takes more time."""
+    capacities, flows = {"here": here, "there": there}, [*flows, (1.0, copied)]
+    shares = crossing_shares([cap for cap, _ in flows], [loads for _, loads in flows], capacities)
+    taken = {
+        store: [share * loads[store] for share, (_, loads) in zip(shares, flows, strict=True) if store in loads]
+        for store in capacities
+    }
+    assert all(sum(taken[store]) <= room * (1 + 1e-9) for store, room in capacities.items())
+    for share, (cap, loads) in zip(shares, flows, strict=True):
+        assert share <= cap * (1 + 1e-9)
+        fair = any(
+            sum(taken[store]) >= capacities[store] * (1 - 1e-9) and share * load >= max(taken[store]) * (1 - 1e-9)
+            for store, load in loads.items()
+        )
+        assert fair or share == pytest.approx(cap)
+
+
+def test_on_one_storage_both_ways_to_fill_are_one():
+    caps = [0.05, 0.3, 0.9, 0.2]
+    assert crossing_shares(caps, [{"here": 1.0}] * 4, {"here": 0.8}) == pytest.approx(shared_rates(caps, 0.8))
 
 
 # parameters and nodes of seven jobs
