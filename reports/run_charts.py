@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from reports.charts import (
 )
 from reports.link_charts import counters_of, links_chart
 from topologies.errors import InputError
+from topologies.reading import read_json
 
 DAY = 86_400.0
 INTERVAL = "checkpoint_interval_seconds"
@@ -58,10 +58,7 @@ def picture_of(path: Path, kind: str = "run") -> str:
     Raises:
         InputError: the file is neither.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read: {error}", hint="give a file of simulate or sweep", file=path) from None
+    content = read_json(path, "give a file of simulate or sweep")
     if isinstance(content, dict) and isinstance(content.get("timeline"), dict):
         intervals = content.get("intervals") or []
         if kind == "interval" and len(intervals) > 1:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from runtime.indexed_data import write_indexed
 from topologies.document import FORMAT_VERSION, to_json, write_atomically
 from topologies.errors import InputError, MissingExtra
+from topologies.reading import read_utf8
 
 END_OF_DOCUMENT = 256
 """Of the byte-level tokenizer; the tokens before it are the bytes of UTF-8."""
@@ -50,10 +51,9 @@ def file_tokenizer(path: Path) -> Tokenizer:
     """
     if importlib.util.find_spec("tokenizers") is None:
         raise MissingExtra("reading a tokenizer.json", "tokenizers")
+    text = read_utf8(path, "give a tokenizer.json")
     try:
-        library = importlib.import_module("tokenizers").Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", hint="give a tokenizer.json", file=path) from None
+        library = importlib.import_module("tokenizers").Tokenizer.from_str(text)
     except Exception as error:  # the library raises a bare Exception
         raise InputError(f"is not a tokenizer: {error}", hint="give a tokenizer.json", file=path) from None
     known = (library.token_to_id(name) for name in END_NAMES)

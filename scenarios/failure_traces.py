@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 
 from topologies.document import FileDocument, InputFile, read_mapping
 from topologies.errors import InputError
+from topologies.reading import decoded, read_bytes
 from topologies.units import Seconds
 
 TITAN_GPUS = 18_688
@@ -89,15 +90,8 @@ def read_trace_file(path: Path, inputs: list[InputFile] | None) -> dict[str, Any
     """
     if path.suffix in (".yaml", ".yml", ".json"):
         return read_mapping(path, inputs)
-    try:
-        content = path.read_bytes()
-        lines = content.decode("utf-8").splitlines()
-    except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror}", hint="give the path of a readable file", file=path
-        ) from None
-    except UnicodeDecodeError:
-        raise InputError("is not a text file in UTF-8", hint="give a trace", file=path) from None
+    content = read_bytes(path)
+    lines = decoded(content, path, "give a trace").splitlines()
     if inputs is not None:
         inputs.append(InputFile(path=str(path), sha256=hashlib.sha256(content).hexdigest()))
     first = lines[0] if lines else ""

@@ -11,6 +11,7 @@ from typing import Any
 from simulator.outcome import RunOutcome, plain
 from topologies.document import FORMAT_VERSION
 from topologies.errors import InputError
+from topologies.reading import read_utf8
 
 KIND = "headway runs"
 MAKE = "headway simulate SCENARIO --runs 1000 --part 1/4 -o part-1.jsonl"
@@ -72,10 +73,7 @@ def merge_parts(paths: Sequence[Path]) -> tuple[tuple[RunOutcome, ...], int, dic
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[RunOutcome], Path]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", hint=f"make one with '{MAKE}'", file=path) from None
+    lines = read_utf8(path, f"make one with '{MAKE}'").splitlines()
     try:
         head, *rows = (json.loads(line) for line in lines)
     except ValueError:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from topologies.errors import InputError
+from topologies.reading import read_json
 
 SHIPPED_RUNS = Path(__file__).parent / "published_runs.json"
 
@@ -69,12 +70,7 @@ def read_runs(path: str | Path | None = None) -> list[PublishedRun]:
         InputError: not readable, not JSON, or neither a list of rows nor the compact form.
     """
     file = SHIPPED_RUNS if path is None else Path(path)
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", hint="give a file of published runs", file=file) from None
-    except ValueError as error:
-        raise InputError(f"is not JSON: {error}", hint="give a file of published runs", file=file) from None
+    content = read_json(file, "give a file of published runs")
     if isinstance(content, dict) and isinstance(content.get("rows"), list):
         content = expand(content, file)
     if not isinstance(content, list):

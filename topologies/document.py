@@ -35,6 +35,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from topologies.complaints import did_you_mean as did_you_mean
 from topologies.complaints import explain as explain
 from topologies.errors import InputError
+from topologies.reading import decoded, read_bytes
 from topologies.units import document_key
 
 FORMAT_VERSION = 1
@@ -135,18 +136,11 @@ def read_mapping(path: Path, inputs: list[InputFile] | None = None) -> Commented
     Raises:
         InputError: unreadable path, not text, broken YAML, a key given twice, or no mapping at the top.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror}", hint="give the path of a readable file", file=path
-        ) from None
+    content = read_bytes(path)
     if inputs is not None:
         inputs.append(InputFile(path=str(path), sha256=hashlib.sha256(content).hexdigest()))
     try:
-        parsed = YAML(typ="rt").load(content.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise InputError("is not a text file in UTF-8", hint="give a YAML or JSON file", file=path) from None
+        parsed = YAML(typ="rt").load(decoded(content, path, "give a YAML or JSON file"))
     except DuplicateKeyError as error:
         mark = error.problem_mark
         what = str(error.problem).split(" with value")[0].replace("found duplicate key", "the key")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from topologies.document import FORMAT_VERSION
 from topologies.errors import InputError
+from topologies.reading import read_json
 
 
 def read_result_file(path: str | Path, *, kind: str, command: str) -> dict[str, Any]:
@@ -23,20 +23,7 @@ def read_result_file(path: str | Path, *, kind: str, command: str) -> dict[str, 
     """
     path = Path(path)
     give, make = f"give the path of a {kind} file", f"make one with '{command}'"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", hint=give, file=path) from None
-    except UnicodeDecodeError:
-        raise InputError("is not a text file", hint=give, file=path) from None
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"is not complete JSON: {error.msg}",
-            hint=f"the file is truncated or was edited; make the {kind} again",
-            file=path,
-            line=error.lineno,
-            column=error.colno,
-        ) from None
+    content = read_json(path, give, damaged=f"the file is truncated or was edited; make the {kind} again")
     if not isinstance(content, dict):
         raise InputError(f"is not a {kind}", hint=make, file=path)
     version = content.get("format_version")

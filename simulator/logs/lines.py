@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from topologies.errors import InputError
 from topologies.importers.text import numbered_lines
+from topologies.reading import read_bytes
 
 NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 MIB, GIB = 2.0**20, 2.0**30
@@ -28,10 +28,7 @@ def read_lines(path: str | Path) -> list[str]:
         InputError: the file cannot be read, is empty, or is not text.
     """
     path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", hint="give the path of a log", file=path) from None
+    content = read_bytes(path, "give the path of a log")
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     text = content.decode(encoding, errors="replace")
     if text.count("\ufffd") > UNREADABLE_SHARE * len(text):

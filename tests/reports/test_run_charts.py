@@ -76,7 +76,7 @@ def test_the_command(tmp_path):
         result = CliRunner().invoke(headway, ["picture", str(given), "-o", str(made)])
         assert result.exit_code == 0, result.output
         assert word in drawn(made.read_text())
-    for text, says in (("{}", "holds neither"), ("{", "cannot be read"), ("[]", "holds neither")):
+    for text, says in (("{}", "holds neither"), ("{", "is not complete JSON"), ("[]", "holds neither")):
         given.write_text(text)
         result = CliRunner().invoke(headway, ["picture", str(given), "-o", str(made)])
         assert (result.exit_code, says in result.stderr) == (2, True)

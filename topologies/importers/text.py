@@ -13,6 +13,7 @@ from ruamel.yaml.error import YAMLError
 
 from topologies.document import not_yaml
 from topologies.errors import InputError
+from topologies.reading import read_bytes
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LABEL = re.compile(
@@ -33,12 +34,7 @@ def read_text(path: str | Path) -> str:
         InputError: the file cannot be read, is empty, or is not text.
     """
     path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror}", hint="give the path of a readable file", file=path
-        ) from None
+    content = read_bytes(path)
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         text = content.decode(encoding)
