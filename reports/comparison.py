@@ -7,15 +7,11 @@ from typing import Any
 
 from planner.plan import Plan
 from reports.goodput_comparison import GoodputComparison, compare_goodput
-from scenarios.layout import Layout
-from simulator.outcome import BREAKDOWN, Measurement
+from simulator.outcome import Measurement
+from simulator.phases import phase_parts
 from topologies.errors import InputError
 
 FLOP_CONVENTION = "MFU counts model FLOPs over the dense peak: causal attention once, no recomputation"
-
-FORWARD_BACKWARD = ("compute", "tp_comm", "cp_comm", "ep_comm", "pp_bubble", "pp_comm", "straggler")
-GATHERED_INSIDE = ("zero2", "zero3")
-"""Shardings whose data parallel traffic lies inside the forward and backward passes."""
 
 WAITING = ("pp_bubble", "pp_comm", "straggler")
 """Parts of a step in which a rank on a CPU core waits and uses no CPU time. Collectives are counted in full, although
@@ -154,15 +150,6 @@ def _same_yardstick(predicted: dict[str, float | None], measured: dict[str, floa
         if (mfu := side["mfu"]) and (rate := side["tokens_per_second_per_gpu"])
     ]
     return len(ratios) == 2 and abs(ratios[0] / ratios[1] - 1) <= SAME_YARDSTICK
-
-
-def phase_parts(layout: Layout) -> dict[str, tuple[str, ...]]:
-    """Parts of the prediction that make up each phase that a job can time."""
-    inside = layout.optimizer_sharding in GATHERED_INSIDE
-    return {part: (part,) for part in BREAKDOWN} | {
-        "forward_backward": (*FORWARD_BACKWARD, *(["dp_comm"] if inside else [])),
-        "gradient_reduction": () if inside else ("dp_comm",),
-    }
 
 
 def _phases(plan: Plan, measured: dict[str, float]) -> dict[str, dict[str, float | None]]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from runtime.bench_collectives import collective_points
-from runtime.bench_host import host_seconds
+from runtime.bench_host import trial_seconds
 from runtime.clocks import timed
 from runtime.environment import CpuClock, usable_cores
 from runtime.layers import RmsNorm, rotary_angles, rotate
@@ -50,8 +50,8 @@ class Rates:
 def measure(request: CalibrateRequest, tell: Callable[[str], None]) -> dict[str, Any]:
     """Measure everything that a calibration holds; all ranks of the job call it.
 
-    The order: what cores compute, all ``busy_ranks`` at once; collectives by group size; the fixed costs of the
-    wrapped layers.
+    The order: what cores compute, all ``busy_ranks`` at once; collectives by group size; small models in
+    real layouts.
     """
     before = CpuClock.now()
     tell("rates of matrix products, attention and elementwise operations")
@@ -59,8 +59,8 @@ def measure(request: CalibrateRequest, tell: Callable[[str], None]) -> dict[str,
     dist.barrier()
     tell("collectives")
     collectives, spread = collective_points(request.ranks, request.seconds * 0.4)
-    tell("fixed costs of wrapped layers")
-    host = host_seconds()
+    tell("small models in real layouts")
+    trials = trial_seconds()
     now = CpuClock.now()
     own = sum(gathered(now.own_seconds - before.own_seconds))
     assert rates is not None or dist.get_rank() > 0
@@ -68,7 +68,7 @@ def measure(request: CalibrateRequest, tell: Callable[[str], None]) -> dict[str,
         **(asdict(rates) if rates else {}),
         "collectives": collectives,
         "collective_spread": spread,
-        "host_seconds": host,
+        "trials": trials,
         "foreign_cpu_share": now.foreign_share(before, own, usable_cores()),
     }
 

@@ -1,97 +1,86 @@
-"""The costs of the software around the arithmetic: what a layer, its wrappers, a pipelined micro-batch and a step add.
+"""The costs of the software around the arithmetic, from small models in real layouts: the runs of ``small_models``.
 
-Small models run in real layouts; the cost of a layer is the slope over the depth, the cost of a micro-batch the slope
-over their number. What the step model counts elsewhere is taken off by ``runtime.calibrate.fixed_costs``.
+What the step model counts elsewhere is taken off by ``runtime.fixed_costs``.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import statistics
 import time
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from runtime.clocks import summary
+from runtime.mesh import Meshes
 from runtime.request import TrainRequest
-from runtime.small_models import TINY, WIDE, WIDE_TOKENS, small_model
-from runtime.train import build_replica
-from scenarios.job import Job
-from scenarios.layout import Layout, Stage
-from scenarios.model import ModelSpec
+from runtime.small_models import PAIRS, TINY, WIDE, Trial
+from runtime.train import PHASES, build_replica, meshes_of
 
-STEPS = {TINY: 10, WIDE: 6}
-"""Steps timed, the first not counted."""
+BUDGET_SECONDS = {TINY: 0.08, WIDE: 0.25}
+"""About how long a trial is timed, by its hidden size, after a step of warm-up."""
+FEWEST, MOST = 3, 24
+"""Steps that are timed; one more at least where ranks wait for each other."""
 WAITING = 1.5
 """Wall over CPU time of a rank that works in step with another one: 1.1 to 1.2 with work to do and 1.5 with hardly any
 were measured on quiet cores. What is above was the scheduler's doing, on cores that others used too."""
+Shape = tuple[int, int, int, int, bool]
 
 
-def step_seconds(model: ModelSpec, microbatches: int, seq_length: int = 8, **degrees: object) -> float:
-    """Lower decile of the seconds of a step under a layout, as its slowest rank sees it; nan on ranks outside.
-
-    CPU time for one rank and for a pipeline, whose waiting is counted elsewhere; else wall time, because what ranks
-    wait for each other belongs to the layer, within WAITING of the CPU time.
-    """
-    layout = Layout.model_validate(degrees)
-    slots = layout.pp * layout.vpp
-    per_stage = model.num_layers // slots
-    stage = Stage(layers=per_stage, recompute_layers=per_stage if layout.recompute == "full" else 0)
-    layout = layout.model_copy(update={"stages": (stage,) * slots})
-    job = Job(model=model, seq_length=seq_length, global_batch_size=microbatches * layout.dp, precision="fp32")
-    replica = build_replica(TrainRequest(job=job, layout=layout), torch.device("cpu"))
-    if replica is None:
-        return float("nan")
-    walls, cpus = [], []
-    for step in range(STEPS[model.hidden_size]):
-        before = time.process_time()
-        walls.append(sum(replica.step(step)[1]))
-        cpus.append(time.process_time() - before)
-    slowest = torch.tensor([walls[1:], cpus[1:]], dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=replica.meshes.world)
-    wall, cpu = (summary(row).seconds for row in slowest.tolist())
-    return cpu if layout.world_size == layout.pp else min(wall, WAITING * cpu)
-
-
-def layer_seconds(
-    hidden_size: int = TINY, part: int = 1, microbatches: int = 2, seq_length: int = 8, **degrees: object
-) -> float:
-    """Seconds of one layer and micro-batch under a layout: the slope over the depth."""
-    few, many = 1, 3
-    deep, shallow = (
-        step_seconds(small_model(layers, hidden_size, part), microbatches, seq_length, **degrees)
-        for layers in (many, few)
-    )
-    return (deep - shallow) / (many - few) / microbatches
-
-
-def host_seconds() -> dict[str, float]:
-    """Measure layers of every kind with two ranks; every rank of the job calls it.
+def trial_seconds() -> dict[str, list[dict[str, float]]]:
+    """Run all pairs of trials with two ranks; every rank of the job calls it.
 
     Returns:
-        Seconds of one layer and micro-batch: plain (``layer``), tensor parallel (``tp_layer``, with sequence
-        parallelism ``tp_sequence_layer``), under FSDP2 (``dp_layer``), with full recompute (``recompute_layer``,
-        ``tp_recompute_layer``); the same with work to do (``wide_*``) beside the
-        same work without a wrapper (``plain_*``). Seconds of a ``microbatch`` without layers, of a micro-batch on a
-        pipeline stage of one layer (``pp_microbatch``), and of a ``step`` without micro-batches.
+        Seconds of each phase of a step as the slowest rank sees it, for both trials of a pair; nan on ranks outside.
     """
-    sharded: dict[str, Any] = {"dp": 2, "optimizer_sharding": "zero3"}
-    few, many = small_model(1, TINY), small_model(2, TINY)
-    layer, two, six = layer_seconds(), step_seconds(few, 2), step_seconds(few, 6)
-    microbatch = (six - two) / 4
-    split: dict[str, Any] = {"microbatches": 1, "seq_length": WIDE_TOKENS}
-    return {
-        "layer": layer,
-        "tp_layer": layer_seconds(tp=2),
-        "tp_sequence_layer": layer_seconds(tp=2, sequence_parallel=True),
-        "dp_layer": layer_seconds(**sharded),
-        "recompute_layer": layer_seconds(recompute="full"),
-        "tp_recompute_layer": layer_seconds(tp=2, recompute="full"),
-        "wide_dp_layer": layer_seconds(WIDE, **sharded),
-        "plain_dp_layer": layer_seconds(WIDE),
-        "wide_tp_layer": layer_seconds(WIDE, **split, tp=2),
-        "plain_tp_layer": layer_seconds(WIDE, part=2, **split),
-        "microbatch": max(microbatch - layer, 0.0),
-        "pp_microbatch": (step_seconds(many, 8, pp=2) - step_seconds(many, 4, pp=2)) / 4,
-        "step": max(two - 2 * microbatch, 0.0),
-    }
+    meshes: dict[Shape, Meshes | None] = {}
+    done: dict[str, dict[str, float]] = {}
+    for trial in itertools.chain(*PAIRS.values()):
+        if repr(trial) not in done:
+            done[repr(trial)] = _phases(trial, meshes)
+    return {name: [done[repr(trial)] for trial in pair] for name, pair in PAIRS.items()}
+
+
+def _phases(trial: Trial, meshes: dict[Shape, Meshes | None]) -> dict[str, float]:
+    """Time the phases of a trial: by CPU time where a rank works alone, by the wall where it waits for the other."""
+    layout = trial.layout
+    request = TrainRequest(job=trial.job, layout=layout)
+    shape = (layout.pp, layout.dp, layout.tp, layout.ep, trial.experts > 0)
+    if shape not in meshes:
+        meshes[shape] = meshes_of(request, torch.device("cpu"))
+    here = meshes[shape]
+    if here is None:
+        return dict.fromkeys(PHASES, float("nan"))
+    replica = build_replica(request, torch.device("cpu"), here)
+    marks: list[float] = []
+    replica.on_mark = lambda: marks.append(time.process_time())
+
+    def step(number: int) -> list[list[float]]:
+        marks.clear()
+        wall = replica.step(number)[1]
+        return [wall, [after - before for before, after in itertools.pairwise(marks)]]
+
+    step(0)
+    first = step(1)
+    once = torch.tensor(sum(first[0]))
+    dist.all_reduce(once, dist.ReduceOp.MAX, group=here.world)
+    apart = layout.world_size == layout.dp and layout.ep == 1 and layout.optimizer_sharding in ("none", "zero1")
+    least = FEWEST if apart else FEWEST + 1
+    count = min(max(int(BUDGET_SECONDS[trial.hidden_size] / once.item()), least), MOST)
+    timed = [first, *(step(number) for number in range(2, 1 + count))]
+    slowest = torch.tensor(timed, dtype=torch.float64).transpose(0, 1)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=here.world)
+    seconds = {}
+    for index, phase in enumerate(PHASES):
+        wall, cpu = (values[:, index].tolist() for values in slowest)
+        alone = summary(cpu).seconds
+        meets = phase == "gradient_reduction" or not apart
+        seconds[phase] = min(_faster_half(wall), WAITING * alone) if meets else alone
+    return seconds
+
+
+def _faster_half(seconds: list[float]) -> float:
+    """Mean of the undisturbed half: ranks that wait for each other are disturbed by what disturbs one of them."""
+    return statistics.fmean(sorted(seconds)[: math.ceil(len(seconds) / 2)])

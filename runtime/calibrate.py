@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from runtime.environment import CONTENDED_SHARE, usable_cores, versions
+from runtime.fixed_costs import with_fixed_costs
 from runtime.launch import launch
 from runtime.request import CalibrateRequest
-from runtime.small_models import WIDE, WIDE_TOKENS, small_model
-from simulator.links import measured_seconds
-from topologies.cluster import AttentionPoint, Cluster, CollectiveKind, CollectivePoint, GemmPoint, Measured, Pool
+from topologies.cluster import AttentionPoint, Cluster, CollectivePoint, GemmPoint, Measured, Pool
 from topologies.cluster_file import to_yaml
 from topologies.document import LoadContext, load, resolve, write_atomically
 from topologies.errors import InputError
 from topologies.hardware import CATALOG, ScaleUp
 
-REVISION = "6"
+REVISION = "7"
 """Of what is measured and how; a profile of another revision is measured anew."""
 TIMEOUT_SECONDS = 240.0
 MEMORY_SHARE = 0.8
@@ -122,24 +121,24 @@ def describe(result: dict[str, Any], ranks: tuple[int, ...], cores: int) -> Clus
             },
         }
     )
-    return base.model_copy(
+    cluster = base.model_copy(
         update={
             "pools": (Pool(node=node, num_nodes=1),),
             "measured": measured,
             "source": base.source | {"measured": source},
         }
     )
+    return cluster.model_copy(update={"measured": with_fixed_costs(cluster, result["trials"])})
 
 
 def measured_from(result: dict[str, Any], ranks: tuple[int, ...]) -> Measured:
     """Check and date the points."""
-    collectives = tuple(CollectivePoint.model_validate(point) for point in result["collectives"])
     share = result["foreign_cpu_share"]
     environment = versions() | {
         "cores": str(usable_cores()),
         "threads_per_rank": "1",
         "backend": "gloo",
-        "clock": "CPU time where one rank works, wall time where ranks wait for each other; lower deciles",
+        "clock": "CPU time where a rank works alone (lower deciles), wall time where ranks meet (faster half)",
         "spread": ", ".join(f"{name} {100 * value:.0f} %" for name, value in _spreads(result)),
         "foreign_cpu_share": "unknown" if share is None else f"{100 * share:.0f} %",
         "contended": "unknown" if share is None else str(share > CONTENDED_SHARE).lower(),
@@ -150,56 +149,14 @@ def measured_from(result: dict[str, Any], ranks: tuple[int, ...]) -> Measured:
         environment=environment,
         gemms=tuple(GemmPoint.model_validate(point) for point in result["gemms"]),
         attention=tuple(AttentionPoint.model_validate(point) for point in result["attention"]),
-        collectives=collectives,
+        collectives=tuple(CollectivePoint.model_validate(point) for point in result["collectives"]),
         memory_bandwidth_bytes_per_second=result["memory_bandwidth_bytes_per_second"],
-        host_seconds=fixed_costs(result["host_seconds"], collectives),
+        update_bandwidth_bytes_per_second=result["optimizer_bytes_per_second"],
     )
 
 
 def _spreads(result: dict[str, Any]) -> list[tuple[str, float]]:
     return [*result["spread"].items(), ("collectives", result["collective_spread"])]
-
-
-def fixed_costs(host: dict[str, float], collectives: tuple[CollectivePoint, ...]) -> dict[str, float]:
-    """Take from each measured layer what the step model counts elsewhere: its arithmetic and its collectives.
-
-    Returns:
-        Seconds per layer and micro-batch (``layer``, and on top of it ``tp_layer``, ``tp_sequence_layer`` and
-        ``dp_layer``; what full recompute adds, ``recompute_layer`` and ``tp_recompute_layer``), per micro-batch of a
-        stage (``pp_microbatch``), per ``step``; and of the copies and waits around collectives: more for a tensor
-        parallel layer with activations of 1 MiB (``tp_mebibyte``), and for 1 GB of fp32 weights under FSDP2
-        (``dp_gigabyte``).
-    """
-
-    def traffic(size: float, times: dict[CollectiveKind, int]) -> float:
-        return float(sum(count * measured_seconds(collectives, kind, 2.0, size) for kind, count in times.items()))
-
-    layer = host["layer"]
-    small = 1024.0
-    reduced: dict[CollectiveKind, int] = {"all_reduce": 4}
-    gathered: dict[CollectiveKind, int] = {"all_gather": 4, "reduce_scatter": 4}
-    sharded: dict[CollectiveKind, int] = {"all_gather": 2, "reduce_scatter": 1}
-    split = max(0.0, host["tp_layer"] - layer - traffic(small, reduced))
-    wrapped = max(0.0, host["dp_layer"] - layer - traffic(small, sharded))
-    weights = 4.0 * small_model(1, WIDE).layer_params("dense")
-    activations = 4.0 * WIDE_TOKENS * WIDE
-    dp_wide = host["wide_dp_layer"] - host["plain_dp_layer"] - traffic(weights, sharded) - wrapped
-    tp_wide = host["wide_tp_layer"] - host["plain_tp_layer"] - traffic(activations, reduced) - split
-    again = max(0.0, host["recompute_layer"] - layer)
-    forward: dict[CollectiveKind, int] = {"all_reduce": 2}
-    stage = layer + host["microbatch"] + traffic(small, {"send_recv": 2})
-    return {
-        "layer": layer,
-        "tp_layer": split,
-        "tp_sequence_layer": max(0.0, host["tp_sequence_layer"] - layer - traffic(small, gathered)),
-        "recompute_layer": again,
-        "tp_recompute_layer": max(0.0, host["tp_recompute_layer"] - host["tp_layer"] - again - traffic(small, forward)),
-        "tp_mebibyte": max(0.0, tp_wide) / (activations / 2**20),
-        "dp_layer": wrapped,
-        "dp_gigabyte": max(0.0, dp_wide) / (weights / 1e9),
-        "pp_microbatch": max(0.0, host["pp_microbatch"] - stage),
-        "step": host["step"],
-    }
 
 
 def shared_memory(measured: Measured, cores: int) -> ScaleUp:

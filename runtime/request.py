@@ -121,8 +121,8 @@ class CalibrateRequest(Document):
     """Group sizes in which collectives are measured; the largest is the world."""
     busy_ranks: int = Field(ge=1)
     """Ranks that compute at the same time while rates are measured: as many as there are cores."""
-    seconds: float = Field(default=9.0, gt=0)
-    """What the measurement may take, the start of the processes not counted."""
+    seconds: float = Field(default=6.0, gt=0)
+    """What rates and collectives may take, the start of the processes and small models not counted."""
     timeout_seconds: float = 120.0
     launcher_pid: int = 0
 

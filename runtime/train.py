@@ -116,15 +116,9 @@ class Replica:
         return time.perf_counter()
 
 
-def build_replica(request: TrainRequest, device: torch.device) -> Replica | None:
-    """Build this rank's stages of the model under the layout, with their optimizer.
-
-    Every rank of the job calls it; None on a rank outside the layout.
-    """
+def build_replica(request: TrainRequest, device: torch.device, meshes: Meshes) -> Replica:
+    """Build this rank's stages of the model under the layout, with their optimizer."""
     job, layout, recipe = request.job, request.layout, request.recipe
-    meshes = meshes_of(request, device)
-    if meshes is None:
-        return None
     balance = Balance(coefficient=recipe.balance_loss, global_batch_size=job.global_batch_size)
     indices = stages_of(layout, meshes.place["pp"])
     divided = shares(job.model, layout)
@@ -183,8 +177,9 @@ def train(request: TrainRequest, device: torch.device, session: Session | None =
     report = TrainReport()
     reset_peak_memory()
     baseline = resident_bytes("VmRSS")
-    replica = build_replica(request, device)
-    assert replica is not None
+    meshes = meshes_of(request, device)
+    assert meshes is not None
+    replica = build_replica(request, device, meshes)
     course = Course(request=request, replica=replica, session=session, report=report)
     with session.saving_on_sigterm() if session is not None and request.checkpoint else nullcontext():
         course.begin()

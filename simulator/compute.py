@@ -43,6 +43,8 @@ class Rates:
     attention_flop_per_second: float
     attention_points: tuple[AttentionPoint, ...]
     memory_bytes_per_second: float
+    update_bytes_per_second: float
+    """Of the optimizer."""
     element_bytes: float
     """Of an activation outside the GEMMs."""
     cast_weight: float
@@ -111,12 +113,14 @@ def rates(cluster: Cluster, job: Job, parameters: Parameters) -> Rates:
     bandwidth = gpu.memory_bandwidth_bytes_per_second * parameters.memory_efficiency.value
     if measured and measured.memory_bandwidth_bytes_per_second > 0:
         bandwidth = measured.memory_bandwidth_bytes_per_second
+    update = measured.update_bandwidth_bytes_per_second if measured else 0.0
     return Rates(
         gemm=gemm,
         wide_gemm=wide_gemm,
         attention_flop_per_second=(gpu.peak(wide) or 0.0) * attention.value * stack.kernel_factor * factor,
         attention_points=points,
         memory_bytes_per_second=bandwidth / slowdown,
+        update_bytes_per_second=(update or bandwidth) / slowdown,
         element_bytes=4.0 if job.precision == "fp32" else 2.0,
         cast_weight=CAST_WEIGHT.get(job.precision, 0.0),
         ampere=gpu.architecture == "ampere",
@@ -197,20 +201,23 @@ def optimizer_seconds(rates: Rates, job: Job, weights: Floats) -> Floats:
     """
     mixed = job.precision != "fp32"
     width = (34.0 if mixed else 28.0) if job.optimizer == "adamw" else (14.0 if mixed else 12.0)
-    return memory_seconds(rates, width * weights)
+    return np.asarray(width * weights / rates.update_bytes_per_second)
 
 
 def head_seconds(
-    rates: Rates, tokens: Floats, vocab: Floats | float, hidden: float, norm_tokens: Floats
+    rates: Rates, tokens: Floats, vocab: Floats, hidden: float, norm_tokens: Floats, split: Bools
 ) -> tuple[Floats, Floats]:
     """GEMM and memory time of the output head, forward and backward of one micro-batch.
 
-    Three GEMMs (T, V/tp, h) in 16 bits; logits in fp32 through the cross entropy: 14 bytes per logit.
+    Three GEMMs (T, V/tp, h) in 16 bits; logits in fp32 through the cross entropy: 14 bytes per logit, and what a
+    calibration measured beyond that, also where the vocabulary is split.
     """
     passes = 1.0 + rates.parameters.lora_backward.value if rates.software.lora else 3.0
     gemm = passes * gemm_seconds(rates.wide_gemm, tokens, vocab, hidden)
     norm = 2.0 * rates.element_bytes * norm_tokens * hidden
-    return gemm, memory_seconds(rates, rates.software.memory_ops * 14.0 * tokens * vocab + norm)
+    beyond = rates.fixed_seconds("head_mebibyte") + split * rates.fixed_seconds("tp_head_mebibyte")
+    logits = 4.0 * tokens * vocab / 2.0**20
+    return gemm, memory_seconds(rates, rates.software.memory_ops * 14.0 * tokens * vocab + norm) + beyond * logits
 
 
 def embedding_seconds(rates: Rates, norm_tokens: Floats, hidden: float) -> Floats:

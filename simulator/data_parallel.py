@@ -110,6 +110,10 @@ def data_parallel(
     updated = (zero1 | zero2) & (not software.lora)
     total = passes(np.where(updated, 1.0, 0.0), np.where(eager, 0.0, reduced), np.ones(len(layouts)))
     total = np.where(zero3, 0.0, total)
+    if rate.cpu:  # gradients are joined in a buffer, experts' in their own; zero1 also copies its slice of the weights
+        joined = np.where(zero1, rate.fixed_seconds("shard_gigabyte"), rate.fixed_seconds("flat_gigabyte"))
+        shared = (ranks.shards > 1) | (ranks.expert_shards > 1)
+        total = total + np.where(shared & (layouts.sharding <= ZERO1), joined * 4e-9 * (local + local_expert), 0.0)
     exposed = software.exposed_dp * total
     if software.dp_overlap:
         exposed = np.maximum(exposed, total - HIDDEN_BEHIND * microbatch)

@@ -224,7 +224,7 @@ def _end_seconds(rate: Rates, job: Job, share: Shares, last: LayerTimes) -> tupl
     """Embedding, and GEMM and memory time of the head; each prediction depth adds a layer, a projection and a head."""
     model, tp = job.model, share.ranks.tp
     embedding = embedding_seconds(rate, share.norm_tokens, model.hidden_size)
-    gemm, memory = head_seconds(rate, share.tokens, model.vocab_size / tp, model.hidden_size, share.norm_tokens)
+    gemm, memory = head_seconds(rate, share.tokens, model.vocab_size / tp, model.hidden_size, share.norm_tokens, tp > 1)
     if model.mtp_layers:
         projection = 3.0 * gemm_seconds(rate.gemm, share.tokens, model.hidden_size / tp, 2.0 * model.hidden_size)
         memory = memory * (1.0 + model.mtp_layers) + model.mtp_layers * (last.total + projection)

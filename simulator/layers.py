@@ -27,6 +27,7 @@ from simulator.compute import (
     saturating_max,
 )
 from simulator.links import Links
+from simulator.measured_costs import software_seconds
 from simulator.moe import (
     dense_ffn_seconds,
     expert_seconds,
@@ -213,7 +214,7 @@ def layer_times(
         repeated = selective_seconds(rates, job, layer, share, modules, mixer_gemm, ffn_gemm, core_forward, memory)
         again = np.where(recompute == SELECTIVE, repeated, again)
     gpu = gemm + gemm_backward + 3.0 * memory + core_forward + core_backward + cast + accumulate + again
-    host = _host_seconds(rates, layer, share, full, gpu, element * tokens * hidden)
+    host = _host_seconds(rates, layer, share, full, gpu, element * tokens * hidden, local_weights)
 
     tp_one = tp_seconds(net, ranks, element * tokens * hidden, share.sequence_parallel)
     if mixer is None or ffn is None:
@@ -333,23 +334,24 @@ def selective_seconds(
 
 
 def _host_seconds(
-    rates: Rates, layer: Layer, share: Shares, full: Bools, gpu: Floats, activation_bytes: Floats
+    rates: Rates, layer: Layer, share: Shares, full: Bools, gpu: Floats, activation_bytes: Floats, weights: Floats
 ) -> Floats:
     """What the host adds: the larger of launching and computing, rounded; recompute launches a third more.
 
-    On CPU the measured fixed costs of a layer are added, since host and device are one.
+    On CPU the measured costs of a layer are added, since host and device are one.
     """
     parameters, software = rates.parameters, rates.software
     if rates.cpu:
-        split = rates.fixed_seconds("tp_layer")
-        sequence = rates.fixed_seconds("tp_sequence_layer") or split
-        time = rates.fixed_seconds("layer") + np.zeros(len(gpu))
-        time = time + full * rates.fixed_seconds("recompute_layer")
-        copies = rates.fixed_seconds("tp_mebibyte") * np.minimum(activation_bytes / 2.0**20, 1.0)
-        split = np.where(share.sequence_parallel, sequence, split) + full * rates.fixed_seconds("tp_recompute_layer")
-        # copies lie around the collectives, of which the repeated forward has half as many as both passes
-        time = time + np.where(share.ranks.tp > 1, split + copies * (1.0 + full / 2.0), 0.0)
-        return time + np.where(share.wrapped & (share.ranks.shards > 1), rates.fixed_seconds("dp_layer"), 0.0)
+        return software_seconds(
+            rates,
+            layer,
+            share.ranks,
+            sequence_parallel=share.sequence_parallel,
+            wrapped=share.wrapped,
+            full=full,
+            activation_bytes=activation_bytes,
+            weights=weights,
+        )
     host = parameters.host_layer.value * software.host_share
     host_time = np.full(len(gpu), host)
     if isinstance(layer.feed_forward, Moe):

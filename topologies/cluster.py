@@ -158,14 +158,20 @@ class Measured(Document):
     attention: tuple[AttentionPoint, ...] = ()
     collectives: tuple[CollectivePoint, ...] = ()
     memory_bandwidth_bytes_per_second: BytesPerSecond = 0.0
-    """Streaming rate of elementwise operations; 0: not measured."""
+    """Rate of elementwise operations, as a layer shows it that holds them beside its products; 0: not measured."""
+    update_bandwidth_bytes_per_second: BytesPerSecond = 0.0
+    """Rate of the optimizer's update; 0: not measured."""
     host_seconds: dict[str, Seconds] = Field(default_factory=dict)
-    """Costs of the software around the arithmetic: per layer and micro-batch (keys ``layer``, and on top of it
-    ``tp_layer``, ``tp_sequence_layer``, ``dp_layer``; what full recompute adds, ``recompute_layer``, and with tensor
-    parallelism ``tp_recompute_layer``), per micro-batch of a pipeline stage (``pp_microbatch``), per
-    ``step``; and of copies and waits around collectives: more for a tensor parallel layer with activations of 1 MiB
-    (``tp_mebibyte``: in proportion below, the same above), and for 1 GB of fp32 weights under FSDP
-    (``dp_gigabyte``)."""
+    """Costs of the software around the arithmetic, beyond what the rates above and the collectives say.
+
+    Per layer and micro-batch: ``layer``, and on top of it ``tp_layer``, ``tp_sequence_layer``, ``dp_layer`` (FSDP),
+    ``moe_layer``, ``expert`` (each on the rank), ``ep_layer``; what full recompute adds, ``recompute_layer``, and with
+    tensor parallelism ``tp_recompute_layer``. In proportion to what is moved: ``layer_gigabyte`` (1 GB of fp32 weights
+    that leave the caches), ``dp_gigabyte`` (of weights under FSDP), ``tp_mebibyte`` and ``tp_sequence_mebibyte`` (1 MiB
+    of activations of a tensor parallel layer), ``moe_mebibyte`` and ``ep_mebibyte`` (of routed tokens),
+    ``head_mebibyte`` and ``tp_head_mebibyte`` (of fp32 logits). Per micro-batch: ``microbatch``; on a pipeline stage
+    ``pp_microbatch`` too. Per step: ``step``, ``flat_gigabyte`` and ``shard_gigabyte`` (1 GB of fp32 gradients that
+    are all-reduced, or reduced and gathered as zero1 does)."""
     residuals: tuple[Residual, ...] = ()
     """Runs that were compared with their plans since the calibration, oldest first."""
     calibrated_seconds: dict[str, Seconds] = Field(default_factory=dict)

@@ -9,10 +9,11 @@ import pytest
 
 from planner.plan import Plan
 from planner.waterfall import waterfall
-from reports.comparison import compare, phase_parts
+from reports.comparison import compare
 from reports.comparison_tables import comparison_rows
 from scenarios.layout import Layout
 from simulator.outcome import Measurement, plain, read_measurement
+from simulator.phases import phase_parts
 from topologies.document import to_json
 from topologies.errors import InputError
 

@@ -1,4 +1,7 @@
-"""Run a function in a few gloo ranks on this machine, for tests."""
+"""Run a function in a few gloo ranks on this machine, for tests.
+
+Ranks are forked from a server that has imported torch once: a new world starts in a moment.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,24 @@ from datetime import timedelta
 from typing import Any
 
 Outcome = dict[str, Any]
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["runtime.train", "runtime.checkpoint"])
 
 
 def in_ranks(
     world_size: int, work: Callable[[Any], Any], cases: dict[str, Any], timeout_seconds: float = 150
 ) -> Outcome:
-    """Call ``work(case)`` for every case in turn in all of ``world_size`` spawned ranks; return what rank 0 got.
+    """Call ``work(case)`` for every case in turn in all of ``world_size`` ranks; return what rank 0 got.
 
     Raises:
         AssertionError: a rank failed (with its traceback) or the time was up.
     """
-    context = multiprocessing.get_context("spawn")
-    results: Any = context.Queue()
+    results: Any = CONTEXT.Queue()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = [
-        context.Process(target=_rank, args=(rank, world_size, port, work, cases, results), daemon=True)
+        CONTEXT.Process(target=_rank, args=(rank, world_size, port, work, cases, results), daemon=True)
         for rank in range(world_size)
     ]
     for process in ranks:

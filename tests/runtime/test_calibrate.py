@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import calibrate as module
-from runtime.calibrate import calibrate_machine, describe, fixed_costs, measured_from
+from runtime.calibrate import calibrate_machine, describe
 from runtime.environment import usable_cores
+from runtime.fixed_costs import with_fixed_costs
+from runtime.small_models import PAIRS, Trial
+from simulator.phases import phase_seconds
+from simulator.step import predict_step
 from topologies.cluster import Cluster
 from topologies.cluster_file import quantity, to_yaml
 from topologies.document import load
@@ -19,6 +23,13 @@ from topologies.errors import InputError
 from topologies.hardware import Gpu
 from topologies.units import UNITS, parse_quantity
 
+PHASES = ("forward_backward", "gradient_reduction", "optimizer")
+COSTS = (
+    *("layer", "recompute_layer", "tp_layer", "tp_sequence_layer", "tp_recompute_layer", "dp_layer", "moe_layer"),
+    *("expert", "ep_layer", "layer_gigabyte", "dp_gigabyte", "flat_gigabyte", "shard_gigabyte", "tp_mebibyte"),
+    *("tp_sequence_mebibyte", "moe_mebibyte", "ep_mebibyte", "head_mebibyte", "tp_head_mebibyte", "microbatch"),
+    *("pp_microbatch", "step"),
+)
 RESULT: dict[str, Any] = {
     "gemms": [
         {"m": 64, "n": 256, "k": 512, "precision": "fp32", "rate_flop_per_second": 80.123456e9},
@@ -49,21 +60,7 @@ RESULT: dict[str, Any] = {
         {"kind": "send_recv", "ranks": 2, "size_bytes": 1024.0, "time_seconds": 1e-4},
     ],
     "collective_spread": 0.3,
-    "host_seconds": {
-        "layer": 8e-4,
-        "tp_layer": 8e-3,
-        "tp_sequence_layer": 1.2e-2,
-        "wide_tp_layer": 0.08,
-        "plain_tp_layer": 0.04,
-        "dp_layer": 4e-3,
-        "recompute_layer": 1.1e-3,
-        "tp_recompute_layer": 1.2e-2,
-        "wide_dp_layer": 0.09,
-        "plain_dp_layer": 0.01,
-        "microbatch": 2e-4,
-        "pp_microbatch": 1.5e-3,
-        "step": 3e-4,
-    },
+    "trials": {name: [dict.fromkeys(PHASES, 0.01), dict.fromkeys(PHASES, 0.02)] for name in PAIRS},
     "foreign_cpu_share": 0.07,
 }
 
@@ -91,24 +88,29 @@ def test_the_short_form_can_be_overridden(tmp_path: Path) -> None:
     assert load(tmp_path / "machine.yaml", Cluster, overrides=changes).num_gpus == 4
 
 
-def test_what_the_step_model_counts_elsewhere_is_taken_off() -> None:
-    points = measured_from(RESULT, (2,)).collectives
-    costs = fixed_costs(RESULT["host_seconds"], points)
-    assert costs["layer"] == 8e-4
-    assert costs["tp_layer"] == pytest.approx(8e-3 - 8e-4 - 4 * 4e-4)
-    assert costs["tp_sequence_layer"] == pytest.approx(1.2e-2 - 8e-4 - 4 * (2e-4 + 3e-4))
-    assert costs["dp_layer"] == pytest.approx(4e-3 - 8e-4 - 2 * 2e-4 - 3e-4)
-    assert costs["recompute_layer"] == pytest.approx(1.1e-3 - 8e-4)
-    assert costs["tp_recompute_layer"] == pytest.approx(1.2e-2 - 8e-3 - 3e-4 - 2 * 4e-4)
-    assert costs["pp_microbatch"] == pytest.approx(1.5e-3 - 8e-4 - 2e-4 - 2 * 1e-4)
-    share = (2**20 - 1024) / (2**26 - 1024)  # of the way between the two measured sizes
-    all_reduce = 4e-4 + share * (5.5e-2 - 4e-4)
-    assert costs["tp_mebibyte"] == pytest.approx(0.08 - 0.04 - 4 * all_reduce - costs["tp_layer"])
-    weights = 4.0 * (2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 1024 + 2 * 512)
-    gather, scatter = (low + (weights - 1024) / (1e9 - 1024) * (high - low) for low, high in ((2e-4, 1), (3e-4, 2)))
-    rest = 0.09 - 0.01 - 2 * gather - scatter - costs["dp_layer"]
-    assert costs["dp_gigabyte"] == pytest.approx(rest / (weights / 1e9))
-    assert fixed_costs(RESULT["host_seconds"] | {"dp_layer": 1e-4}, points)["dp_layer"] == 0.0
+def phases_of(machine: Cluster, trial: Trial) -> dict[str, float]:
+    """What a machine would measure that is as the simulator says."""
+    parts = predict_step(machine, trial.job, trial.layout).breakdown_seconds
+    return {phase: phase_seconds(parts, trial.layout, phase) for phase in PHASES}
+
+
+def test_the_costs_of_a_made_up_machine_are_found_from_its_trials() -> None:
+    costs = {name: 1e-3 * (1 + index / 10) for index, name in enumerate(COSTS)}
+    costs |= {name: 100 * seconds for name, seconds in costs.items() if name.endswith("gigabyte")}
+    bare = describe(RESULT, (2,), cores=2)
+    assert bare.measured is not None
+
+    def machine(**changes: Any) -> Cluster:
+        return bare.model_copy(update={"measured": bare.measured.model_copy(update=changes)})  # type: ignore[union-attr]
+
+    truth = machine(host_seconds=costs, memory_bandwidth_bytes_per_second=10e9)
+    trials = {name: [phases_of(truth, trial) for trial in pair] for name, pair in PAIRS.items()}
+    found = with_fixed_costs(machine(host_seconds={}, memory_bandwidth_bytes_per_second=16e9), trials)
+    # the smallest layers move something too: their bandwidth is found after their cost
+    assert found.memory_bandwidth_bytes_per_second == pytest.approx(10e9, rel=0.02)
+    assert found.host_seconds == pytest.approx(costs, rel=0.02)
+    faster = {name: [dict.fromkeys(PHASES, 0.0)] * 2 for name in PAIRS}
+    assert set(with_fixed_costs(truth, faster).host_seconds.values()) == {0.0}
 
 
 def test_a_profile_of_this_machine_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,7 @@ def test_casts_cost_only_below_16_bits():
 def test_the_head_multiplies_in_16_bits():
     half, quarter = rate_of("dgx-b200"), rate_of("dgx-b200", precision="fp8")
     tokens, vocab = 8192 * ONE, 128256 * ONE
-    gemm = [head_seconds(rate, tokens, vocab, 4096, tokens)[0] for rate in (half, quarter)]
+    gemm = [head_seconds(rate, tokens, vocab, 4096, tokens, np.array([False]))[0] for rate in (half, quarter)]
     assert gemm[0] == gemm[1]
     flops = 3 * 2 * 8192 * 128256 * 4096
     assert flops / float(gemm[0][0]) < 0.60 * 2250e12

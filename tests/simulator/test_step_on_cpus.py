@@ -6,7 +6,7 @@ import pytest
 
 from scenarios.job import Job
 from scenarios.layout import Layout
-from scenarios.model import Attention, Layer, Mlp, ModelSpec
+from scenarios.model import Attention, Layer, Mlp, ModelSpec, Moe
 from scenarios.stack import Stack
 from simulator.step import predict_step
 from topologies.cluster import Cluster, CollectivePoint, GemmPoint, Measured
@@ -51,6 +51,40 @@ def test_fixed_costs_are_added_per_layer_and_micro_batch():
     assert added(Layout(dp=2, optimizer_sharding="none")) == pytest.approx(8 * 8 * 1e-3 + 5e-3)
     # 16 micro-batches and one stage of ramp on two stages of four layers
     assert added(Layout(pp=2)) == pytest.approx(17 * (4 * 1e-3 + 4e-3) + 5e-3, rel=0.01)
+
+
+MIXTURE = SMALL.model_copy(
+    update={
+        "layer_kinds": {"a": LAYER.model_copy(update={"feed_forward": Moe(num_experts=8, top_k=2, ffn_hidden_size=64)})}
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("cost", "layout", "model", "paid"),
+    [
+        ("layer_gigabyte", {"tp": 2}, SMALL, 16 * 8 * SMALL.layer_params("a") * 4e-9 / 2),
+        ("tp_sequence_mebibyte", {"tp": 2, "sequence_parallel": True}, SMALL, 16 * 8 * 0.25),
+        ("tp_mebibyte", {"tp": 2, "recompute": "full"}, SMALL, 16 * 8 * 0.25 * 1.5),
+        ("moe_layer", {"dp": 2}, MIXTURE, 8 * 8),
+        ("expert", {"dp": 2, "ep": 2}, MIXTURE, 8 * 8 * 4),
+        ("moe_mebibyte", {"tp": 2}, MIXTURE, 16 * 8 * 0.25 * 2 / 2),
+        ("ep_layer", {"dp": 2}, MIXTURE, 0.0),
+        ("ep_mebibyte", {"dp": 2, "ep": 2, "micro_batch_size": 4}, MIXTURE, 2 * 8 * 1.0 * 2),
+        ("head_mebibyte", {"tp": 2}, SMALL, 16 * 2048 * 128 * 4 / 2**20),
+        ("tp_head_mebibyte", {"dp": 2}, SMALL, 0.0),
+        ("flat_gigabyte", {"dp": 2, "optimizer_sharding": "none"}, SMALL, 4e-9 * SMALL.num_params),
+        ("flat_gigabyte", {"dp": 2, "optimizer_sharding": "zero3"}, SMALL, 0.0),
+        ("shard_gigabyte", {"dp": 2, "optimizer_sharding": "zero1"}, SMALL, 4e-9 * SMALL.num_params),
+    ],
+)
+def test_each_cost_is_paid_as_often_as_what_it_is_of(cost, layout, model, paid):
+    job = small_job().model_copy(update={"model": model})
+    machine = calibrated()
+    costly = machine.model_copy(update={"measured": machine.measured.model_copy(update={"host_seconds": {cost: 1.0}})})
+    free = machine.model_copy(update={"measured": machine.measured.model_copy(update={"host_seconds": {}})})
+    seconds = [predict_step(one, job, Layout(**layout)).total_seconds for one in (costly, free)]
+    assert seconds[0] - seconds[1] == pytest.approx(paid, abs=1e-9)
 
 
 def test_nothing_is_hidden_on_a_cpu():
