@@ -11,6 +11,7 @@ import numpy as np
 from simulator.collectives import CollectiveTime, bus_factor, collective_seconds, crossing
 from simulator.disturbances import OtherJob
 from simulator.flows import NOT_MODELLED, FlowTime, play_collective
+from simulator.log_curves import curve_for
 from simulator.outcome import plain
 from simulator.sharing import collective_load, play_together
 from topologies.cluster import Cluster, CollectiveKind
@@ -28,6 +29,8 @@ class CollectiveAnswer:
     bottleneck: str
     """What binds it: a link of the fabric where flows were played, a kind of link otherwise."""
     warnings: tuple[str, ...]
+    basis: str
+    """What the time rests on."""
     played: FlowTime | None = None
     closed_form: CollectiveTime | None = None
     """Beside flows: the same by NCCL's model."""
@@ -42,6 +45,7 @@ class CollectiveAnswer:
     def as_json(self) -> dict[str, Any]:
         """Plain data with stable keys."""
         content = plain(self.time) | {"bottleneck": self.bottleneck, "warnings": list(self.warnings)}
+        content["basis"] = self.basis
         content["not_modelled"] = list(self.not_modelled)
         if self.played is not None:
             content |= {"flows": plain(self.played), "closed_form": plain(self.closed_form)}
@@ -81,7 +85,10 @@ def answer_collective(
     warnings = traffic_warnings(cluster, gpus)
     if not (flows or faults or others):
         return CollectiveAnswer(
-            time=closed, bottleneck=_closed_bottleneck(kind, cluster, gpus, closed), warnings=warnings
+            time=closed,
+            bottleneck=_closed_bottleneck(kind, cluster, gpus, closed),
+            warnings=warnings,
+            basis=_basis(kind, cluster, gpus, closed),
         )
     network = with_faults(link_map(cluster), faults)
     algorithm = _playable(closed.algorithm, kind, cluster, gpus)
@@ -98,10 +105,21 @@ def answer_collective(
         time=time,
         bottleneck=played.bottleneck,
         warnings=warnings,
+        basis="flows that share the links of the fabric, with the starts of NCCL's tuning model",
         played=played,
         closed_form=closed,
         beside_seconds=_beside(network, kind, gpus, size_bytes, algorithm, others, seed, played) if others else None,
     )
+
+
+def _basis(kind: CollectiveKind, cluster: Cluster, gpus: int, time: CollectiveTime) -> str:
+    curve = curve_for(kind, cluster, gpus)
+    if time.algorithm == "measured":
+        return "measured on this cluster"
+    if curve is None:
+        return "gloo's rings" if time.protocol == "gloo" else "NCCL's tuning model"
+    of = "" if (curve.kind, curve.ranks) == (kind, gpus) else f"NCCL's tuning model, corrected by {curve.kind} in "
+    return f"{of}a log of {curve.ranks} ranks: {curve.origin}"
 
 
 def _refuse_parts(cluster: Cluster, gpus: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from simulator import nccl
 from simulator.arrays import Bools, Floats
 from simulator.links import measured_seconds, mesh_share
+from simulator.log_curves import curve_for, scaled_by
 from simulator.nccl import Group
 from topologies.cluster import Cluster, CollectiveKind, Fabric
 from topologies.errors import Infeasible
@@ -119,6 +120,8 @@ def collective_times(
         model, chosen = collective_times(kind, bare, ranks, size_bytes, ranks_per_domain=ranks_per_domain)
         names = [("measured", "measured") if here else name for here, name in zip(covered, chosen, strict=True)]
         return np.where(covered, seconds, model), names
+    if cluster.node.curves and algorithm is None:
+        return _by_logs(kind, cluster, ranks, size_bytes, ranks_per_domain)
     group = _group(cluster, ranks, ranks_per_domain, crowded=kind == "all_to_all")
     if group.architecture == "cpu":
         return _gloo_seconds(kind, cluster, ranks, size_bytes), [("ring", "gloo")] * len(ranks)
@@ -132,6 +135,30 @@ def collective_times(
     start = _candidates(kind, group, np.zeros_like(size_bytes))
     latency = np.stack([start[name] for name in names])[best, columns]
     return _pipelined(group, chosen, latency, times[best, columns]), chosen
+
+
+def _by_logs(
+    kind: CollectiveKind, cluster: Cluster, ranks: Floats, size_bytes: Floats, ranks_per_domain: int | None
+) -> tuple[Floats, list[tuple[str, str]]]:
+    """Correct NCCL's model by what published logs of such nodes took."""
+    bare = without_logs(cluster)
+
+    def model(one: CollectiveKind, count: float, sizes: Floats) -> Floats:
+        return collective_times(one, bare, np.full(len(sizes), count), sizes)[0]
+
+    seconds, chosen = collective_times(kind, bare, ranks, size_bytes, ranks_per_domain=ranks_per_domain)
+    for count in np.unique(ranks):
+        curve, here = curve_for(kind, cluster, float(count)), ranks == count
+        if curve is not None:
+            seconds[here] = scaled_by(curve, cluster, float(count), size_bytes[here], seconds[here], model)
+    return seconds, chosen
+
+
+def without_logs(cluster: Cluster) -> Cluster:
+    """Return the cluster with nodes that no published log speaks for, so that NCCL's model answers alone."""
+    first, *others = cluster.pools
+    node = first.node.model_copy(update={"curves": ()})
+    return cluster.model_copy(update={"pools": (first.model_copy(update={"node": node}), *others)})
 
 
 def _measured(kind: CollectiveKind, cluster: Cluster, ranks: Floats) -> Bools:

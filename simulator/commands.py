@@ -246,6 +246,7 @@ def _show_collective(found: CollectiveAnswer) -> None:
         )
     if found.beside_seconds is not None:
         out.print(f"beside the other jobs, which go on all the time: {_told(found.beside_seconds)}")
+    out.print(f"basis: {escape(found.basis)}", style="dim")
     out.print(f"not modelled: {'; '.join(found.not_modelled)}", style="dim")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from topologies.cluster import Cluster
+from topologies.curves import Curves
 from topologies.document import FileDocument, InputFile, LoadContext, did_you_mean, load, read_mapping, resolve, shipped
 from topologies.errors import InputError
 from topologies.hardware import CATALOG, Gpu, Nic, Node
 
-KINDS: dict[str, type[FileDocument]] = {"clusters": Cluster, "nodes": Node, "gpus": Gpu, "nics": Nic}
+KINDS: dict[str, type[FileDocument]] = {"clusters": Cluster, "nodes": Node, "gpus": Gpu, "nics": Nic, "curves": Curves}
 """Folder of the catalog, and what its files describe."""
 
 
@@ -52,4 +53,6 @@ def _kind(path: Path) -> type[FileDocument]:
         return Gpu
     if "gpus_per_node" in keys:
         return Node
+    if "curves" in keys:
+        return Curves
     return Nic if "bandwidth" in keys else Cluster

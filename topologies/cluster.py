@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from topologies.curves import CollectiveKind as CollectiveKind
 from topologies.document import Document, FileDocument, Reference
 from topologies.hardware import CATALOG, Gpu, Node, Precision, ScaleUp
 from topologies.units import Bytes, BytesPerSecond, FlopPerSecond, Ratio, Seconds, Watts
-
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
 
 
 class Pool(Document):

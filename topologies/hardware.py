@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from topologies.curves import Curves
 from topologies.document import Document, FileDocument, Reference
 from topologies.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds, Watts
 
@@ -79,6 +80,8 @@ class Node(FileDocument):
     power_watts: Watts = 0.0
     """Largest draw of the whole server, GPUs included."""
     idle_power_watts: Watts = 0.0
+    curves: tuple[Annotated[Curves, Reference(CATALOG / "curves")], ...] = ()
+    """Published logs that speak for collectives of such nodes, inside one and across."""
 
     @model_validator(mode="after")
     def _ports_need_a_kind(self) -> Node:
