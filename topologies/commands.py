@@ -13,6 +13,7 @@ from topologies.catalog import KINDS, find
 from topologies.checks import Finding, power_watts
 from topologies.cluster import Cluster
 from topologies.console import command, console, json_option, print_json, say, write_output
+from topologies.curves import Curves
 from topologies.document import FileDocument, load, shipped
 from topologies.drawing import fabric_svg
 from topologies.errors import InputError
@@ -34,7 +35,7 @@ def topology() -> None:
 @command("list")
 @json_option
 def list_command(as_json: bool) -> None:
-    """List what is shipped: clusters, nodes, GPUs, NICs."""
+    """List what is shipped: clusters, nodes, GPUs, NICs, published logs of collectives."""
     found = {
         folder: [_row(name, load(path, model)) for name, path in shipped(CATALOG / folder).items()]
         for folder, model in KINDS.items()
@@ -45,7 +46,9 @@ def list_command(as_json: bool) -> None:
     for folder, rows in found.items():
         table = Table(title=folder, title_justify="left", box=None, pad_edge=False)
         for heading in rows[0]:
-            table.add_column(_without_unit(heading), justify="left" if heading in ("name", "title") else "right")
+            table.add_column(
+                _without_unit(heading), justify="left" if heading in ("name", "title", "collectives") else "right"
+            )
         for row in rows:
             table.add_row(*(_shown(key, value) for key, value in row.items()))
         console().print(table)
@@ -69,6 +72,8 @@ def _row(name: str, document: FileDocument) -> dict[str, Any]:
             row |= {"usable_memory_bytes": document.usable_memory_bytes}
             row |= {"memory_bandwidth_bytes_per_second": document.memory_bandwidth_bytes_per_second}
             row |= {"power_watts": document.power_watts}
+        case Curves():
+            row |= {"collectives": ", ".join(f"{one.kind} of {one.ranks}" for one in document.curves)}
         case Nic():
             row |= {"bandwidth_bytes_per_second": document.bandwidth_bytes_per_second}
     return row

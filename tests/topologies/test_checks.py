@@ -152,7 +152,7 @@ def test_list_as_table_and_as_json():
     assert "llama3-roce-16k" in table.stdout
     assert "2.25 PFLOP/s" in table.stdout
     found = json.loads(data.stdout)
-    assert list(found) == ["clusters", "nodes", "gpus", "nics"]
+    assert list(found) == ["clusters", "nodes", "gpus", "nics", "curves"]
     assert {row["name"]: row["num_gpus"] for row in found["clusters"]}["llama3-roce-16k"] == 16384
     assert {row["name"]: row["fp8_flop_per_second"] for row in found["gpus"]}["a100-80gb"] is None
 
