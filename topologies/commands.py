@@ -84,7 +84,7 @@ def _row(name: str, document: FileDocument) -> dict[str, Any]:
 @click.option("--svg", "-o", metavar="FILE", help="Draw the fabric of a cluster as SVG; '-' is stdout.")
 @json_option
 def show(name: str, svg: str | None, as_json: bool) -> None:
-    """Show a cluster, node, GPU or NIC by NAME or from a file."""
+    """Show a cluster, node, GPU, NIC or log of collectives by NAME or from a file."""
     document = find(name)
     if svg is not None:
         if not isinstance(document, Cluster):
@@ -104,6 +104,23 @@ def show(name: str, svg: str | None, as_json: bool) -> None:
         else:
             console().print(_facts(content))
             _show_sources(document)
+    elif isinstance(document, Curves):
+        if as_json:
+            print_json(document.model_dump(exclude={"version"}))
+        else:
+            _show_curves(document)
+
+
+def _show_curves(found: Curves) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("collective", "ranks", "size", "time"):
+        table.add_column(heading, justify="left" if heading == "collective" else "right")
+    for curve in found.curves:
+        for size, seconds in curve.times_seconds.items():
+            table.add_row(curve.kind, str(curve.ranks), size, format_quantity(seconds, "seconds"))
+    console().print(escape(found.name), table)
+    for curve in found.curves:
+        console().print(f"{curve.kind} of {curve.ranks}: {escape(curve.origin)}", style="dim")
 
 
 def _show_cluster(cluster: Cluster) -> None:

@@ -93,7 +93,9 @@ def summary(cluster: Cluster) -> dict[str, Any]:
 
 def hardware(document: Gpu | Nic | Node) -> dict[str, Any]:
     """Return a piece of hardware as plain data; the hardware inside it is given by name."""
-    content = document.model_dump(by_alias=False, exclude={"version", "source"})
-    return {
+    content = document.model_dump(by_alias=False, exclude={"version", "source", "curves"})
+    named = {
         key: value["name"] if isinstance(value, dict) and "name" in value else value for key, value in content.items()
     }
+    logs = [one.name for one in document.curves] if isinstance(document, Node) else []
+    return named | ({"curves": "; ".join(logs)} if logs else {})

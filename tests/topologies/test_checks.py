@@ -157,6 +157,14 @@ def test_list_as_table_and_as_json():
     assert {row["name"]: row["fp8_flop_per_second"] for row in found["gpus"]}["a100-80gb"] is None
 
 
+def test_show_a_log_of_collectives():
+    shown, data = run("show", "efa-p5"), json.loads(run("show", "efa-p5", "--json").stdout)
+    assert (shown.exit_code, data["curves"][0]["times_seconds"]["64 MiB"]) == (0, pytest.approx(601.5e-6))
+    assert "602 us" in shown.stdout
+    assert "aws-samples" in shown.stdout
+    assert json.loads(run("show", "dgx-a100", "--json").stdout)["curves"] == "8 A100 behind NVSwitch"
+
+
 def test_show_a_cluster_as_json():
     found = json.loads(run("show", "llama3-roce-16k", "--json").stdout)
     assert (found["num_gpus"], found["num_nodes"], found["domain_size"]) == (16384, 2048, 8)
