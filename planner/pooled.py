@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from planner.checkpointing import operation
+from planner.confirming import at_work, confirmed
 from planner.deadline import deadline_refusal, in_time
 from planner.mixing import Mix, Share, Template, fastest_mix
 from planner.outlook import Outlook, promise, with_stages
@@ -82,6 +83,7 @@ def plan_pools(asked: Scenario, pins: Mapping[str, Any], *, top: int = 5, inputs
             name = scenario.cluster.pools[pool].node.name
             alternatives.append(_told(_predicted(scenario, found, mix), best, f"only the {name} nodes: "))
     alternatives.sort(key=lambda one: float(one["step_seconds"]))
+    scenario = at_work(scenario, _nodes(scenario, best))
     outlook = _outlook(scenario, best)
     if not in_time(scenario, outlook):
         raise deadline_refusal(scenario, outlook)
@@ -96,7 +98,9 @@ def plan_pools(asked: Scenario, pins: Mapping[str, Any], *, top: int = 5, inputs
         layout=outlook.layout,
         placement=_placement(asked, scenario, best),
         checkpoint=outlook.checkpoint.as_json(),
-        predicted=promise(outlook, scenario.job) | {"notes": _notes(scenario, best, mixed)},
+        predicted=promise(outlook, scenario.job)
+        | {"notes": _notes(scenario, best, mixed)}
+        | (confirmed(scenario, outlook) if top > 0 else {}),
         alternatives=alternatives[:top],
         solver=solver,
         inputs=[asdict(one) for one in inputs],
@@ -340,6 +344,8 @@ def _notes(scenario: Scenario, best: Choice, mixed: Mapping[str, Any]) -> list[s
         )
     elif mixed:
         told.append(f"mixed replicas were not looked at: {mixed['reason']}")
+    if scenario.faults.failures:
+        told.append("failures count by pool; a spare is taken to fit every pool, and a lost node to stop all replicas")
     return [*told, "no shipped trainer runs replicas with different numbers of micro-batches: emit and run refuse"]
 
 

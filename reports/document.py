@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from planner.confirming import told
 from planner.notes import stages_text
 from planner.plan import Plan
 from planner.waterfall import waterfall
@@ -93,6 +94,7 @@ def report(
             alternatives=tables.alternative_rows(plan),
             checkpoint_rows=tables.facts(plan.checkpoint),
             goodput=tables.percent(plan.predicted.get("goodput")),
+            confirmation=told(plan.predicted["confirmation"]) if "confirmation" in plan.predicted else None,
             faults=plan.scenario.faults,
             modelled=MODELLED,
             not_modelled=_not_modelled(plan),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -24,6 +25,8 @@ class Failure(Document):
     """How the components are counted: one per GPU, per node, per group of nodes, or one for the job."""
     group_nodes: int = Field(default=1, ge=1)
     """Nodes that one component serves, where counted per group: those of a leaf switch, of a rack's power supply."""
+    pool: str | None = None
+    """Only nodes of this name have it, in a cluster of several kinds; None: all nodes."""
     lost_nodes: int = Field(default=1, ge=0)
     """Nodes that leave the job until they are repaired; 0: only the processes die."""
     poisoned_seconds: Seconds = 0.0
@@ -185,6 +188,25 @@ class Faults(FileDocument):
         """Expected time from a failure to the first step after it, without reading the checkpoint and waiting."""
         manual = self.manual.share * self.manual.takes_seconds if self.manual else 0.0
         return self.detection_seconds + self.diagnosis_seconds + manual + sum(self.phases_seconds.values())
+
+    def at_work(self, pools: Mapping[str, tuple[int, int]]) -> Faults:
+        """Return the faults of a job that works on so many nodes and GPUs of each pool, per component of the whole job.
+
+        A failure of one pool keeps its rate in all, spread over the components of all pools.
+        """
+        nodes, gpus = (sum(counts[which] for counts in pools.values()) for which in (0, 1))
+        failures = []
+        for failure in self.failures:
+            if failure.pool is not None:
+                own = pools.get(failure.pool, (0, 0))
+                share = (
+                    float(own[0] > 0)
+                    if failure.per == "job"
+                    else failure.count(own[1], own[0]) / failure.count(gpus, nodes)
+                )
+                failure = failure.model_copy(update={"rate_per_second": share * failure.rate_per_second})
+            failures.append(failure)
+        return self.model_copy(update={"failures": tuple(failures)})
 
     def rate_per_second(self, num_gpus: int, num_nodes: int) -> float:
         """Failures per second of a job on this many GPUs and nodes, those of the trace included."""

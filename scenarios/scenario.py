@@ -63,6 +63,17 @@ class Scenario(FileDocument):
         rest = {key: value for key, value in content.items() if key not in moved}
         return rest | {"job": {**job, **moved}} if isinstance(job, dict) else rest
 
+    @model_validator(mode="after")
+    def _pools_of_failures_exist(self) -> Scenario:
+        names = [pool.node.name for pool in self.cluster.pools]
+        for failure in self.faults.failures:
+            if failure.pool is not None and failure.pool not in names:
+                raise ValueError(
+                    f"failures of {failure.component!r} are of pool {failure.pool!r}, and the cluster's nodes are "
+                    f"{', '.join(names)}; name one of them"
+                )
+        return self
+
     @property
     def model(self) -> ModelSpec:
         """The model of the job."""

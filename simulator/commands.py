@@ -369,6 +369,8 @@ def _show_runs(content: dict[str, Any]) -> None:
         table.add_row(label, *cells)
     out.print(table)
     out.print(f"quantiles include {content['quantiles_include']}")
+    if content.get("energy_kwh"):
+        out.print(_energy_line(content), soft_wrap=True)
     analytic = content["analytic"]
     out.print(f"\nclosed form: goodput {100 * analytic['goodput']:.2f} % ({analytic['difference_points']:+.2f} points)")
     if abs(analytic["difference_points"]) > 1:
@@ -385,6 +387,14 @@ def _show_runs(content: dict[str, Any]) -> None:
         out.print(f"\nfailures per run: {escape(failures)}")
     if content["not_modelled"]:
         out.print(f"not modelled: {'; '.join(content['not_modelled'])}")
+
+
+def _energy_line(content: dict[str, Any]) -> str:
+    power, (low, high) = content["power"], (1e-3 * end for end in content["energy_kwh"]["band"])
+    line = f"energy: {low:,.0f} to {high:,.0f} MWh for what is known of the draw of a node"
+    if power["assumed"]:
+        line += f"; assumed, not measured: {', '.join(power['assumed'])}"
+    return line + " (sources: --json)"
 
 
 def _told(seconds: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simulator.outcome import RunOutcome
+from simulator.power import energy_band_kwh
 from simulator.run import simulate_run
 from simulator.run_setup import RunSetup
 from topologies.errors import MissingExtra
@@ -166,6 +167,9 @@ def ensemble_json(outcomes: Sequence[RunOutcome], seed: int, known: dict[str, An
     if any(outcome.energy_joules for outcome in outcomes):
         energy, tokens = mean(one.energy_joules for one in outcomes), mean(one.tokens for one in outcomes)
         content["energy_kwh"] = spread([outcome.energy_joules / 3.6e6 for outcome in outcomes])
+        if "power" in known:
+            lost = content["lost_seconds"]
+            content["energy_kwh"]["band"] = list(energy_band_kwh(content["useful_seconds"], lost, known["power"]))
         content["tokens_per_joule"] = tokens / energy
         cost = mean(outcome.cost_usd for outcome in outcomes)
         content["cost_usd"] = spread([outcome.cost_usd for outcome in outcomes]) if cost else None

@@ -39,9 +39,10 @@ def confirmation(run: WholeRun, runs: int = CONFIRMING_RUNS, seed: int = 0) -> d
 
     Both at the mean of the failure rates; ``uncertain_goodput`` is the mean where rates are only known as well as the
     scenario says, on the same luck. ``agrees``: within one goodput point, the confidence interval of the mean allowed
-    for; ``because`` says what the closed form leaves out where the difference is larger than a point.
+    for; ``because`` says what the closed form leaves out where the difference is larger than a point. Of a long run a
+    stretch is played: ``work_seconds`` of ``whole_work_seconds``.
     """
-    run = _stretch(run)
+    whole, run = run.setup, _stretch(run)
     content = answer(_at_mean_rates(run), runs, seed)
     analytic = content["analytic"]
     uncertain = [outcome.goodput for outcome in play(run, runs, seed, 1)]
@@ -49,6 +50,8 @@ def confirmation(run: WholeRun, runs: int = CONFIRMING_RUNS, seed: int = 0) -> d
         "runs": runs,
         "seed": seed,
         "work_seconds": run.setup.work_seconds,
+        "whole_work_seconds": whole.work_seconds,
+        "saves": run.setup.num_steps // run.setup.interval_steps,
         "goodput": content["goodput"]["mean"],
         "ci95": content["goodput"]["ci95"],
         "analytic": analytic["goodput"],

@@ -15,7 +15,7 @@ from simulator.checkpoint_policy import policy_of
 from simulator.checkpoints import CheckpointPolicy, choose_interval
 from simulator.ensemble import Backend, simulate_runs
 from simulator.outcome import RunOutcome, StepTime, plain
-from simulator.power import Bill, NodePower, billed, node_power
+from simulator.power import Bill, NodePower, billed, node_power, power_json
 from simulator.run_setup import RunSetup, run_setup
 from simulator.storage import DataPath, bandwidth_estimates, data_path
 
@@ -127,7 +127,7 @@ def known(run: WholeRun) -> dict[str, Any]:
         "mtbf_seconds": None if math.isinf(mtbf) else mtbf,
         "storage": {"write_bytes_per_second": estimates, "write_seconds": policy.write_seconds},
         "data": _finite(plain(run.data)),
-        "power": {"node_watts": run.power.watts, "cap_watts": run.power.cap_watts, "speed": run.power.speed},
+        "power": power_json(run.bill),
         "not_modelled": not_modelled(setup),
     }
 

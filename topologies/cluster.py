@@ -96,8 +96,9 @@ class Power(Document):
     """Limit of the facility; 0: not stated."""
     node_cap_watts: Watts = 0.0
     """Power cap of one node; 0: none."""
-    cap_exponent: float = Field(default=3.0, ge=1.0)
-    """Under a cap, dynamic power goes with the speed of compute to this power; 3: voltage follows frequency."""
+    cap_exponent: float | None = Field(default=None, ge=1.0)
+    """Under a cap, dynamic power goes with the speed of compute to this power (3: voltage follows frequency); None: by
+    the curve that was measured on an A100."""
 
 
 class GemmPoint(Document):

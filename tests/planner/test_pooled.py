@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from planner.mixing import Template
 from planner.placement import healthy
@@ -17,6 +18,7 @@ from planner.planning import plan
 from planner.pooled import _least_seconds, plan_pools
 from planner.replicas import layout_of, pool_templates, sub_cluster
 from runtime.emit.emitting import Wishes, emit_plan
+from scenarios.faults import Failure, Faults
 from scenarios.job import Job
 from scenarios.scenario import Scenario
 from simulator.inputs import read_subject
@@ -165,3 +167,35 @@ def test_pins_that_leave_no_replica_are_refused(scenario: Scenario) -> None:
     small = scenario.model_copy(update={"job": scenario.job.model_copy(update={"global_batch_size": 2})})
     with pytest.raises(Infeasible, match="2 micro-batches for pp 4"):
         plan_pools(small, {"pp": 4})
+
+
+def test_the_mix_is_confirmed_by_simulation_with_the_failures_of_each_pool(scenario: Scenario) -> None:
+    """Only the slow nodes fail: the rate is that of the slow nodes at work, and both sides see it."""
+    day = 86_400.0
+    failing = Failure(component="GPU", rate_per_second=0.2 / day, pool="slow-node")
+    faults = Faults(name="x", failures=(failing,), detection_seconds=60, restart_seconds=300, rate_spread=0.0)
+    made = plan(scenario.model_copy(update={"faults": faults}))
+    found = made.predicted["confirmation"]
+    gpus = sum(one["replicas"] * one["gpus_per_replica"] for one in made.replicas if one["node"] == "slow-node")
+    mtbf = day / (0.2 * gpus)
+    assert found["agrees"]
+    assert found["analytic"] == pytest.approx(made.predicted["goodput"])
+    stall = sum(level["stall_seconds"] for level in made.checkpoint["levels"])
+    lost = (
+        made.checkpoint["interval_seconds"] / 2
+        + 360
+        + made.checkpoint["load_seconds"]
+        + made.checkpoint["drain_seconds"]
+    )
+    first_order = 1 - stall / made.checkpoint["interval_seconds"] - lost / mtbf
+    assert made.predicted["goodput"] == pytest.approx(first_order, abs=0.01)
+    none = Failure(component="GPU", rate_per_second=0.2 / day, pool="test-node")
+    spared = plan(scenario.model_copy(update={"faults": faults.model_copy(update={"failures": (none,)})}))
+    assert spared.predicted["goodput"] != pytest.approx(made.predicted["goodput"], abs=1e-6)
+
+
+def test_a_pool_that_is_not_there_cannot_fail(scenario: Scenario) -> None:
+    content = scenario.model_dump(mode="json", by_alias=True)
+    content["faults"] = {"name": "x", "failures": [{"component": "GPU", "rate": "1 %/year", "pool": "nobody"}]}
+    with pytest.raises(ValidationError, match=r"nobody.*test-node, slow-node"):
+        Scenario.model_validate(content)

@@ -106,8 +106,8 @@ def test_search_and_simulation_agree_on_a_plan_of_four_months():
 
 def test_the_scenario_fixes_checkpoints_faults_and_power():
     changes = [
-        "checkpoint.interval=10 min", "checkpoint.peer_memory=false", "faults.spares=20", "faults.standbys=2",
-        "faults.elastic={reconfigure: 3 min}", "cluster.power.node_cap=8 kW", "faults.restart=2 min",
+        "checkpoint.interval=10 min", "checkpoint.peer_memory=false", "faults.spares=5", "faults.standbys=2",
+        "faults.elastic={reconfigure: 3 min}", "cluster.power.node_cap=7 kW", "faults.restart=2 min",
     ]  # fmt: skip
     words = [word for change in changes for word in ("--set", change)]
     content = answer("simulate", *LLAMA, "--runs", 2, *words)
