@@ -31,6 +31,7 @@ check: install
 
 bench: install
 	$(BIN)/python -m pytest -n 0 -o addopts= --import-mode=importlib -s tests/benchmarks
+	$(BIN)/python tests/benchmarks/reproductions.py
 
 clean:
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

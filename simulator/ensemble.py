@@ -148,7 +148,7 @@ def ensemble_json(outcomes: Sequence[RunOutcome], seed: int, known: dict[str, An
     analytic["difference_points"] = 100 * (goodput["mean"] - analytic["goodput"])
     low, high = goodput["ci95"] or (goodput["mean"], goodput["mean"])
     analytic["agrees"] = low - 0.01 <= analytic["goodput"] <= high + 0.01
-    content = {
+    content: dict[str, Any] = {
         "runs": len(outcomes),
         "completed_runs": sum(outcome.completed for outcome in outcomes),
         "seed": seed,

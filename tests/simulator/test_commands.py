@@ -116,7 +116,7 @@ def test_the_scenario_fixes_checkpoints_faults_and_power():
     assert content["power"]["speed"] < 1
     assert content["lost_seconds"]["power cap"] > 0
     assert content["lost_seconds"]["degraded"] > 0
-    assert content["spares_used"]["mean"] <= 22
+    assert content["spares_used"]["mean"] <= 7
     assert content["analytic"]["leaves_out"]
 
 
