@@ -28,6 +28,7 @@ from reports.charts import (
 from reports.link_charts import counters_of, links_chart
 from topologies.errors import InputError
 from topologies.reading import read_json
+from topologies.units import format_quantity
 
 DAY = 86_400.0
 INTERVAL = "checkpoint_interval_seconds"
@@ -124,7 +125,7 @@ def goodput_chart(rows: Sequence[dict[str, Any]], varied: Sequence[str] = (), *,
         best = max(ordered, key=lambda row: float(row["goodput"]))
         axes.plot(best[INTERVAL] / 60, 100 * best["goodput"], marker="*", markersize=11, color=colour, linestyle="")
         label = ", ".join(f"{key} {value}" for key, value in zip(varied, values, strict=True))
-        handles.append(Line2D([], [], color=colour, label=label or "goodput"))
+        handles += [Line2D([], [], color=colour, label=label)] if label else []
     handles += [
         Line2D([], [], color=INK, linewidth=1.2, linestyle=(0, (4, 2)), label="closed form"),
         Line2D([], [], color=INK, marker="o", markersize=4, linewidth=1.0, label="simulated, 95 % band of the mean"),
@@ -135,9 +136,9 @@ def goodput_chart(rows: Sequence[dict[str, Any]], varied: Sequence[str] = (), *,
         handles.append(Line2D([], [], color=INK, linewidth=0.9, linestyle=":", label="exact optimum"))
     axes.set_xscale("log")
     ticks = sorted({row[INTERVAL] / 60 for group in groups.values() for row in group})
-    axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    axes.set_xticks(ticks, [format_quantity(60 * tick, "seconds", 2) for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("minutes of work between checkpoints")
+    axes.set_xlabel("work between checkpoints")
     axes.set_ylabel("goodput, %")
     add_legend(figure, handles)
     return as_svg(figure, "goodput", "Goodput against the checkpoint interval, closed form and simulated")

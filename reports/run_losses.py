@@ -11,15 +11,17 @@ from reports.charts import BLUE, GREEN, INK, VERMILLION, WIDTH_INCHES, add_legen
 from reports.tables import percent
 
 DAY = 86_400.0
+NEGLIGIBLE = 5e-4
+"""Share of the wall time that is not shown."""
 BINS = 240
 """Bars of tokens per second over the length of a run."""
 
 
 def losses(content: dict[str, Any]) -> list[tuple[str, float]]:
-    """Causes with their share of the mean wall time, largest first; causes that cost nothing are left out."""
+    """Causes with their share of the mean wall time, largest first; what would be told as 0.0 % is left out."""
     wall = content["wall_seconds"]["mean"]
     shares = [(cause, seconds / wall) for cause, seconds in content["lost_seconds"].items()]
-    return sorted((one for one in shares if one[1] > 1e-9), key=lambda one: -one[1])
+    return sorted((one for one in shares if one[1] >= NEGLIGIBLE), key=lambda one: -one[1])
 
 
 @styled
