@@ -14,7 +14,6 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linprog
 
 from planner.ilp import CHAIN, Program, SolverName, solve
 from planner.partition_dp import best_intervals, choice_of
@@ -353,6 +352,8 @@ class Solving:
 
 def relaxed(program: Program) -> tuple[Floats | None, float]:
     """Solve without wholeness; (None, infinity) where nothing fits."""
+    from scipy.optimize import linprog  # a third of a second of imports, and small questions never ask for it
+
     rows, left, right = np.array(program.rows), np.array(program.left), np.array(program.right)
     equal = left == right
     below, above = np.isfinite(right) & ~equal, np.isfinite(left) & ~equal

@@ -10,7 +10,7 @@ from scenarios.job import Job
 from scenarios.layout import Layout
 from simulator.outcome import BREAKDOWN, StepTime
 from simulator.step import predict_step
-from simulator.training import longest_step
+from simulator.step_path import longest_step
 from topologies.cluster import Cluster
 
 ROUNDS = 3

@@ -98,12 +98,13 @@ def quantile_interval(values: Sequence[float], share: float, confidence: float =
     The number of values below the quantile is binomial, whatever the distribution. None where there are too few
     values for such an interval (36 for the p90 at 95 %).
     """
-    from scipy.stats import binom
+    from scipy.special import bdtr
 
     ordered, count = sorted(values), len(values)
-    low = int(binom.ppf((1 - confidence) / 2, count, share))
-    high = int(binom.ppf((1 + confidence) / 2, count, share)) + 1
-    below, above = float(binom.cdf(low - 1, count, share)), float(binom.cdf(high - 1, count, share))
+    reached = bdtr(np.arange(count + 1), count, share)  # no more than so many values lie below the quantile
+    low, high = (int(np.searchsorted(reached, one)) for one in ((1 - confidence) / 2, (1 + confidence) / 2))
+    high += 1
+    below, above = float(reached[low - 1]) if low else 0.0, float(reached[high - 1])
     if low < 1 or high > count or above - below < confidence - 1e-12:
         return None
     return [ordered[low - 1], ordered[high - 1]]

@@ -22,13 +22,13 @@ from simulator.op_times import OpTimes, shard_seconds
 from simulator.outcome import StepTime, StepTimeline
 from simulator.rank_places import rank_grid
 from simulator.step import StageCosts
+from simulator.step_path import breakdown, longest_seconds, prepared_step, together
 from simulator.step_player import play_streams
 from simulator.step_problem import StepProblem, step_problem
 from simulator.step_records import EndCosts, OpTraffic, Played
 from simulator.step_spans import step_spans
 from simulator.step_traffic import step_traffic
 from simulator.step_volumes import StepVolumes, step_volumes, without_taper
-from simulator.training import breakdown, longest_seconds, prepared_step, together
 from simulator.utilisation import Utilisation, utilisation
 from topologies.cluster import Cluster
 from topologies.errors import InputError

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from topologies.document import to_json, write_atomically
 from topologies.errors import HeadwayError, Infeasible
@@ -72,6 +71,8 @@ def progress_bar(total: int, what: str) -> Iterator[Callable[[int, str], None] |
     if not screen.is_terminal:
         yield None
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[words]}"), console=screen) as progress:
         task = progress.add_task(what, total=total, words="")
@@ -81,11 +82,14 @@ def progress_bar(total: int, what: str) -> Iterator[Callable[[int, str], None] |
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
     """Show on a terminal that work goes on, on stderr; what is yielded changes the text."""
+    stderr = Console(stderr=True)
+    if not stderr.is_terminal:
+        yield lambda more: None
+        return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    stderr = Console(stderr=True)
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+    with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(text, total=None)
         yield lambda more: bar.update(task, description=more)
 

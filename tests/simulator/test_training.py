@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from scenarios.layout import SCHEDULES, Layout, Stage
 from scenarios.scenario import load_scenario
 from simulator.longest_path import end_seconds, makespan, op_graph
+from simulator.op_times import op_times
 from simulator.outcome import BREAKDOWN
 from simulator.schedule import op_orders, schedule_complaint
 from simulator.step import StageCosts, predict_step, stage_costs
-from simulator.training import explained_step, longest_step, op_times, play, play_step
+from simulator.step_path import longest_step
+from simulator.training import explained_step, play, play_step
 
 
 def costs_of(forward, backward, **changes):

@@ -9,7 +9,8 @@ from fabrics import cluster, node
 from planner.cli import headway
 from topologies.catalog import load_cluster
 from topologies.drawing import BOX, fabric_svg
-from topologies.fabric import count, graph
+from topologies.fabric import count
+from topologies.fabric_graph import graph
 
 SVG = "{http://www.w3.org/2000/svg}"
 

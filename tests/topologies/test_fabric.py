@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster, Fabric, Pool, Tier
 from topologies.errors import InputError
-from topologies.fabric import LEVELS, count, graph, wiring
+from topologies.fabric import LEVELS, count, wiring
+from topologies.fabric_graph import graph
 
 H100 = load_cluster("dgx-h100-superpod").node
 TRAY = load_cluster("gb200-nvl72").node

@@ -6,7 +6,7 @@ import pytest
 from fabrics import SMALL, cluster, node, rail_16k
 
 from topologies.errors import InputError
-from topologies.fabric import graph
+from topologies.fabric_graph import graph
 from topologies.link_map import BLOCKS, link_map
 from topologies.routes import routes, storage_routes
 
