@@ -90,8 +90,8 @@ def step_floor(
         rows: the layouts.
         tables: their stages by the uniform rule.
         one: the closed form of these.
-        least_work: seconds per micro-batch (without jitter) that some rank's layers of the commonest kind take at
-            least, if more is known than their even share.
+        least_work: seconds per micro-batch (without jitter) that some rank works at least, if more is known than the
+            even share.
     """
     software = one.rates.software
     share = np.minimum(*_mean_shares(question, rows, tables))

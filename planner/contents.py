@@ -6,7 +6,7 @@ A run is a maximal sequence of equal layers; a mix says how many layers of each 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ MAX_MIXES = 600
 """Mixes of one stage that are looked at; more are thinned evenly, and the certificate says so."""
 MAX_PRODUCT = 20_000
 """Combinations of the mixes of several layer kinds before they are thinned."""
+MOST_PAIRED = 1_000
+"""Mixes that are compared in one array of pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def windows(runs: tuple[Run, ...], low: int, high: int) -> list[tuple[int, ...]]
     return sorted(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Mixes:
     """Ways to recompute the layers of one window, one row each; seconds without embedding and head."""
 
@@ -75,6 +77,11 @@ class Mixes:
     dense: float
     expert: float
     thinned: bool
+
+    @cached_property
+    def slower(self) -> npt.NDArray[np.bool_]:
+        """Shape (mixes, mixes): whether the first one's work leaves no reason, but memory, for the second one."""
+        return undercut(np.column_stack([self.forward, self.backward - self.weight, self.weight]))
 
     def take(self, rows: npt.NDArray[np.int64]) -> Mixes:
         """Return some of the rows."""
@@ -135,12 +142,26 @@ class Contents:
 
 def undominated(points: Floats) -> npt.NDArray[np.int64]:
     """Rows that no other row equals or undercuts in every entry; of equal rows the first."""
-    tolerance = 1e-12 * np.abs(points).max(axis=0, initial=0.0)
+    if len(points) <= MOST_PAIRED:
+        return np.flatnonzero(~undercut(points).any(axis=0))
+    tolerance = _tolerance(points)
     kept: list[int] = []
     for row in np.lexsort(points.T[::-1]):
         if not kept or not np.any(np.all(points[kept] <= points[row] + tolerance, axis=1)):
             kept.append(int(row))
     return np.array(sorted(kept), dtype=np.int64)
+
+
+def undercut(points: Floats) -> npt.NDArray[np.bool_]:
+    """Whether the first row equals or undercuts the second one in every entry; of equal rows the first does."""
+    place = np.empty(len(points), dtype=np.int64)
+    place[np.lexsort(points.T[::-1])] = np.arange(len(points))
+    below = np.all(points[:, None] <= points[None] + _tolerance(points), axis=2)
+    return np.asarray(below & (place[:, None] < place[None]))
+
+
+def _tolerance(points: Floats) -> Floats:
+    return np.asarray(1e-12 * np.abs(points).max(axis=0, initial=0.0))
 
 
 def _splits(total: int, parts: int) -> list[tuple[int, ...]]:

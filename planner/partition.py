@@ -97,7 +97,7 @@ class Effort:
     nodes: int = NODES
     rounds: int = EXACT_ROUNDS
     chain: Sequence[SolverName] = CHAIN
-    opened: int = 600
+    opened: int = 2000
     """Layouts that a search opens at most."""
     steps: int = 3
     """What is done with them: 1 equal stages only, 2 the relaxation too, 3 the integer program too."""
@@ -123,10 +123,14 @@ class Solving:
         self.problem = problem
         self.active: dict[bytes, Path] = {}
         """Paths in the program; those that are far from binding are taken out again."""
-        self.uniform = uniform_choice(problem)
         self.found.bound = self._quick_bound()
         self.excluded = math.inf
         """What the program leaves out takes at least so long."""
+
+    @cached_property
+    def uniform(self) -> Choice | None:
+        """Equal stages with the least recompute that fits; None: not even full recompute does."""
+        return uniform_choice(self.problem)
 
     @cached_property
     def program(self) -> Program:
@@ -142,7 +146,7 @@ class Solving:
     def most_load(self) -> float:
         """Trust region of virtual stages: the longest that a rank may work on a micro-batch."""
         problem = self.problem
-        if self.uniform is None or problem.vpp == 1:
+        if problem.vpp == 1 or self.uniform is None:
             return math.inf
         forward, backward, _ = problem.choice_seconds(self.uniform)
         slowest = max(float((forward + backward)[chunk].sum()) for chunk in problem.chunks)

@@ -18,6 +18,8 @@ Floats = npt.NDArray[np.float64]
 
 MAX_SLOWEST = 400
 """Times of the slowest stage that are tried, from the smallest on."""
+AT_ONCE = 32
+"""Of them, those that are worked on together."""
 
 
 def best_intervals(problem: StageProblem) -> Iterator[Choice]:
@@ -28,16 +30,20 @@ def best_intervals(problem: StageProblem) -> Iterator[Choice]:
     table = stage_table(problem)
     micro = problem.pieces.num_microbatches
     best = math.inf
-    for slowest in np.unique(table[np.isfinite(table)])[:: max(1, _too_many(table))]:
-        found = shortest(np.where(table <= slowest, table, math.inf))
-        if found is None:
-            continue
-        total, sizes = found
+    for slowest, total, sizes in by_slowest(table, np.unique(table[np.isfinite(table)])[:: max(1, _too_many(table))]):
         if (micro - 1) * slowest + total < best:
             best = (micro - 1) * slowest + total
             yield choice_of(problem, sizes)
         if (micro - 1) * slowest >= best:
             return
+
+
+def by_slowest(table: Floats, times: Floats) -> Iterator[tuple[float, float, list[int]]]:
+    """For each time of the slowest stage, rising: it, the smallest sum of stages (infinite: none), their sizes."""
+    for start in range(0, len(times), AT_ONCE):
+        some = times[start : start + AT_ONCE]
+        sums, sizes = shortest_under(table, some)
+        yield from zip(some.tolist(), sums.tolist(), sizes, strict=True)
 
 
 def stage_table(problem: StageProblem) -> Floats:
@@ -73,29 +79,30 @@ def _window(problem: StageProblem, start: int, size: int) -> tuple[int, ...]:
 
 def shortest(table: Floats) -> tuple[float, list[int]] | None:
     """Smallest sum of stages that together hold all layers, and their sizes."""
+    sums, sizes = shortest_under(table, np.array([math.inf]))
+    return (float(sums[0]), sizes[0]) if math.isfinite(sums[0]) else None
+
+
+def shortest_under(table: Floats, slowest: Floats) -> tuple[Floats, list[list[int]]]:
+    """Smallest sums of stages where none takes longer than ``slowest``, one for each of these, and the sizes."""
     stages, places, sizes = table.shape
-    layers = places - 1
-    reach = np.full(places, math.inf)
-    reach[0] = 0.0
+    cases, limits = np.arange(len(slowest)), slowest[:, None]
+    reach = np.full((len(slowest), places), math.inf)
+    reach[:, 0] = 0.0
     taken: list[npt.NDArray[np.int64]] = []
     for stage in range(stages):
-        after = np.full(places, math.inf)
-        size_of = np.zeros(places, dtype=np.int64)
-        for size in range(min(sizes, places)):
-            starts = np.arange(places - size)
-            value = reach[starts] + table[stage, starts, size]
-            better = value < after[starts + size]
-            after[starts[better] + size] = value[better]
-            size_of[starts[better] + size] = size
-        reach = after
-        taken.append(size_of)
-    if not math.isfinite(reach[layers]):
-        return None
-    found, at = [], layers
+        values = np.full((min(sizes, places), len(slowest), places), math.inf)
+        for size in range(len(values)):
+            own = table[stage, : places - size, size]
+            values[size, :, size:] = np.where(own <= limits, reach[:, : places - size] + own, math.inf)
+        best = values.argmin(axis=0)
+        taken.append(best)
+        reach = np.take_along_axis(values, best[None], axis=0)[0]
+    found, at = [], np.full(len(slowest), places - 1)
     for size_of in reversed(taken):
-        found.append(int(size_of[at]))
-        at -= found[-1]
-    return float(reach[layers]), found[::-1]
+        found.append(size_of[cases, at])
+        at = at - found[-1]
+    return reach[:, -1], [[int(one) for one in sizes] for sizes in np.array(found[::-1]).T]
 
 
 def choice_of(problem: StageProblem, sizes: list[int]) -> Choice:

@@ -103,7 +103,8 @@ def plan(
         | {"pins": {name: plain(value) for name, value in fixed.items()}, "seconds": time.perf_counter() - started},
         inputs=[asdict(one) for one in inputs],
     )
-    if asked.exclude_nodes and not fixed.keys() & set(DEGREES) and not effort.over:
+    proved = judged.found is not None and judged.found.stopped_by == "proof"
+    if asked.exclude_nodes and not proved and not fixed.keys() & set(DEGREES) and not effort.over:
         left = None if time_limit_seconds is None else max(started + time_limit_seconds - time.perf_counter(), 0.1)
         return _or_as_without_gaps(made, pins or {}, top, inputs, left)
     return made
@@ -192,7 +193,8 @@ def _question(scenario: Scenario, *, least_share: float | None = None) -> Questi
 def with_idle_gpus(scenario: Scenario, best: Outlook, effort: Effort) -> list[dict[str, Any]]:
     """What would be faster with a few GPUs idle: an awkward count of GPUs can force an awkward layout."""
     question = _question(scenario, least_share=LEAST_TOLD)
-    found = legal_layouts(question, {"etp": best.layout.etp})  # a quick look, not the whole search again
+    alike = {axis: getattr(best.layout, axis) for axis in ("etp", "optimizer_sharding")}
+    found = legal_layouts(question, alike)  # a quick look, not the whole search again
     smaller = replace(found, layouts=found.layouts.take(found.layouts.world_size < best.layout.world_size))
     beat = WORTH_TELLING * best.step.total_seconds
     priced = price(scenario.model_copy(update={"objective": "time"}), question, smaller)

@@ -64,6 +64,8 @@ class Opened:
     rate: float
     """What a second of its step is worth."""
     work: Solving
+    playable: bool = True
+    """Its step has not too many ops to be walked; otherwise it is left with the bound that needs no walk."""
 
     @property
     def found(self) -> Partition:
@@ -84,7 +86,7 @@ class Found:
     relaxed: int = 0
     solved: int = 0
     unplayable: int = 0
-    """Opened layouts whose step has too many ops to be walked; they are left with their bound."""
+    """Opened layouts that were not walked, see ``Opened.playable``."""
     stopped_by: str = "proof"
     notes: set[str] = field(default_factory=set)
 
@@ -112,50 +114,50 @@ class Search:
         told: Callable[[Found], None] | None = None,
         beat: float = math.inf,
     ) -> None:
-        values, self.rates = floors * rates, rates
+        self.values, self.rates = floors * rates, rates
         self.question, self.layouts, self.modes = question, layouts, modes
         self.effort, self.told, self.floors = effort, told, floors
         self.runs: tuple[Run, ...] = runs_of(question.job.model.pattern)
         self.pools, self.found = PathPools(), Found(value=beat)
         self.ticket = itertools.count()
-        self.queue: list[tuple[float, int, int, Opened | int]] = [
-            (values[row], next(self.ticket), 0, int(row)) for row in np.argsort(values, kind="stable")
-        ]
-        self.closed: list[tuple[float, Opened | int]] = []
+        self.waiting = np.argsort(self.values, kind="stable")[::-1].tolist()
+        """Rows that are not opened, the one with the smallest bound last."""
+        self.queue: list[tuple[float, int, int, Opened]] = []
+        self.given_up = math.inf
+        """The smallest bound of rows that were given up unopened."""
         self._sharpened: Literal["none", "some", "all"] = "none"
         self._used_modes: tuple[Recompute, ...] | None = None
 
     def run(self) -> Found:
         """Work until the bound proves the best layout, or a limit is reached."""
         found = self.found
-        while self.queue:
-            bound, ticket, step, item = heapq.heappop(self.queue)
-            if self._hopeless(bound, step, item):
-                self.closed.append((bound, item))
-                if bound >= found.value:
-                    break
+        while self.waiting or self.queue:
+            opens = bool(self.waiting) and (not self.queue or self.values[self.waiting[-1]] <= self.queue[0][0])
+            bound, step = (float(self.values[self.waiting[-1]]), 0) if opens else (self.queue[0][0], self.queue[0][2])
+            if bound >= found.value:
+                break
+            if self._hopeless(bound, step, self.waiting[-1] if opens else self.queue[0][3].row):
+                if opens:
+                    self.given_up = min(self.given_up, bound)
+                    self.waiting.pop()
+                else:
+                    heapq.heappop(self.queue)
                 continue
             late = self.effort.over
             if (late and (found.best is not None or len(found.opened) >= LAST_TRIES)) or self._limit_reached(step):
-                heapq.heappush(self.queue, (bound, ticket, step, item))
                 found.stopped_by = "time limit" if late else f"limit of {self._limit(step)}"
                 break
-            if isinstance(item, int) and self._sharpening_is_due():
-                heapq.heappush(self.queue, (bound, ticket, step, item))
+            if opens and self._sharpening_is_due():
                 self._sharpen()
                 continue
-            opened = self._open(item) if isinstance(item, int) else item
-            if opened is None:
-                self.closed.append((bound, item))
-                continue
-            if late or not isinstance(item, int):
+            opened = self._open(self.waiting.pop()) if opens else heapq.heappop(self.queue)[3]
+            if opened.playable and (late or not opens):
                 self._advance(opened, 1 if late else step)
             self._keep_best(opened)
             bound = self._bound_of(opened)
-            if step < self.effort.steps and opened.found.gap > self.effort.gap and math.isfinite(bound):
+            playable = opened.playable and step < self.effort.steps
+            if playable and opened.found.gap > self.effort.gap and math.isfinite(bound):
                 heapq.heappush(self.queue, (bound, next(self.ticket), step + 1, opened))
-            else:
-                self.closed.append((bound, opened))
             if self.told is not None:
                 self.told(found)
         self._prove()
@@ -163,9 +165,9 @@ class Search:
 
     def _prove(self) -> None:
         """The smallest bound of all layouts, as far as each was opened."""
-        waiting = [(entry[0], entry[3]) for entry in self.queue]
-        bounds = (bound if isinstance(item, int) else self._bound_of(item) for bound, item in (*waiting, *self.closed))
-        self.found.bound = float(min(min(bounds, default=math.inf), self.found.value))
+        unopened = float(self.values[self.waiting[-1]]) if self.waiting else math.inf
+        bounds = (self._bound_of(one) for one in self.found.opened)
+        self.found.bound = min(unopened, self.given_up, self.found.value, *bounds)
 
     def _bound_of(self, opened: Opened) -> float:
         bound = opened.found.bound
@@ -191,19 +193,17 @@ class Search:
         """Open the next layouts until so many sets of degrees are known; they are told as runners-up."""
         known = {tuple(getattr(one.layout, axis) for axis in axes) for one in self._complete()}
         tries = 0
-        for _, _, step, item in sorted(self.queue):
+        for row in reversed(self.waiting):
             if len(known) >= wanted or tries >= MOST_RUNNERS or self.effort.over:
                 return
-            if step > 0 or not isinstance(item, int):
-                continue
-            key = tuple(int(getattr(self.layouts, axis)[item]) for axis in axes)
+            key = tuple(int(getattr(self.layouts, axis)[row]) for axis in axes)
             if key in known:
                 continue
             tries += 1
-            opened = self._open(item)
-            if opened is not None:
+            opened = self._open(row)
+            if opened.playable:
                 opened.work.start()
-            if opened is not None and opened.found.choice is not None:
+            if opened.found.choice is not None:
                 known.add(key)
 
     def _complete(self) -> list[Opened]:
@@ -218,27 +218,24 @@ class Search:
         """Bound the layouts that are still in question once more, with memory; the first ones while none is known."""
         limit, known = self.found.value, self.found.best is not None
         self._sharpened = "all" if known else "some"
-        waiting = sorted((entry[0], entry[3]) for entry in self.queue if isinstance(entry[3], int) and entry[0] < limit)
-        rows = np.array([row for _, row in waiting[: None if known else MOST_SHARPENED]], dtype=np.int64)
+        rows = np.array(self.waiting[::-1], dtype=np.int64)
+        rows = rows[self.values[rows] < limit][: None if known else MOST_SHARPENED]
         if not len(rows):
             return
         self.floors[rows] = np.maximum(self.floors[rows], sharpened(self.question, self.layouts.take(rows)))
-        raised = self.floors * self.rates
-        self.queue = [
-            (max(bound, float(raised[item])) if isinstance(item, int) else bound, ticket, step, item)
-            for bound, ticket, step, item in self.queue
-        ]
-        self.queue = [entry for entry in self.queue if math.isfinite(entry[0])]
-        heapq.heapify(self.queue)
+        self.values[rows] = np.maximum(self.values[rows], self.floors[rows] * self.rates[rows])
+        waiting = np.array(self.waiting[::-1], dtype=np.int64)
+        waiting = waiting[np.isfinite(self.values[waiting])]
+        self.waiting = waiting[np.argsort(self.values[waiting], kind="stable")][::-1].tolist()
 
-    def _hopeless(self, bound: float, step: int, item: Opened | int) -> bool:
+    def _hopeless(self, bound: float, step: int, row: int) -> bool:
         """Whether a layout cannot be better, or not by more than the gap that is aimed at.
 
         Walking equal stages is cheap and may give a better layout, so the first ones are not given up for the gap.
         """
         if step <= 1 and self.found.started < FREE_STARTS:
             return bound >= self.found.value
-        return bound * (1 + self._target(item.row if isinstance(item, Opened) else item)) >= self.found.value
+        return bound * (1 + self._target(row)) >= self.found.value
 
     def _target(self, row: int) -> float:
         return TARGET if self.layouts.schedule[row] == ONE_F_ONE_B else LOOSE_TARGET
@@ -255,15 +252,18 @@ class Search:
     def _limit(self, step: int) -> str:
         return (f"{self.effort.opened} opened", "", f"{MOST_RELAXED} relaxed", f"{MOST_SOLVED} solved layouts")[step]
 
-    def _open(self, row: int) -> Opened | None:
+    def _open(self, row: int) -> Opened:
         layout = self.layouts.row(row)
         micro = layout.num_microbatches(self.question.job)
-        if not playable(layout.schedule, layout.pp, layout.vpp, micro):
-            self.found.unplayable += 1
-            return None
-        problem = self.problem(layout)
-        opened = Opened(layout, row, float(self.rates[row]), Solving(problem))
+        opened = Opened(
+            layout,
+            row,
+            float(self.rates[row]),
+            Solving(self.problem(layout)),
+            playable(layout.schedule, layout.pp, layout.vpp, micro),
+        )
         self.found.opened.append(opened)
+        self.found.unplayable += not opened.playable
         opened.found.bound = max(opened.found.bound, float(self.floors[row]))
         return opened
 

@@ -84,14 +84,17 @@ def _of_one_depth(question: Question, rows: LayoutArrays, pp: int) -> Floats:
     most = np.floor(np.clip((room - factor * spared * least[:, None]) / np.maximum(lean, 1.0), 0, total) + 1e-9)
     most = np.where(vpp > 1, np.minimum(most, vpp * high), most)
 
+    ends = _on_ranks(rows, pp, np.stack([0.0 * layer, one.embedding, one.head_gemm + one.head_memory], axis=1))
+
     def layers(seconds: Floats) -> Floats:
-        """Layers of every rank that works no longer than so."""
-        quick = seconds[:, None] / layer[:, None]
-        slow = (seconds[:, None] + extra * offset) / (layer[:, None] + extra * need)
+        """Layers of every rank that works no longer than so, embedding and head included."""
+        left = seconds[:, None] - ends
+        quick = left / layer[:, None]
+        slow = (left + extra * offset) / (layer[:, None] + extra * need)
         held_now = np.where(quick * need <= offset, quick, np.minimum(quick, slow))
         return np.asarray(np.floor(np.clip(np.minimum(held_now, most), 0, None) + 1e-9).sum(axis=1))
 
-    low, top = np.zeros(len(rows)), total * most_seconds
+    low, top = np.zeros(len(rows)), total * most_seconds + ends.max(axis=1)
     fits = most.sum(axis=1) >= total
     for _ in range(HALVINGS):
         middle_time = 0.5 * (low + top)
@@ -101,7 +104,7 @@ def _of_one_depth(question: Question, rows: LayoutArrays, pp: int) -> Floats:
 
 
 def _on_ranks(rows: LayoutArrays, pp: int, base: Floats) -> Floats:
-    """Bytes that the ranks hold beside their layers: shape (rows, pp); the last stage of a V lies on rank 0."""
+    """What every rank has, what embedding and head add, as (rows, pp); the last stage of a V lies on rank 0."""
     folded = np.isin(rows.schedule, [ZBV, DUALPIPE]) & (rows.vpp == 2)
     found = np.repeat(base[:, :1], pp, axis=1)
     found[:, 0] += base[:, 1]

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from planner.contents import Contents, Mixes, Run, undominated, windows
+from planner.contents import Contents, Mixes, Run, windows
 from planner.paths import Path, PathPool
 from scenarios.layout import Layout
 from simulator.arrays import LayoutArrays
@@ -69,6 +69,7 @@ class StageProblem:
         self.stages, self.pp, self.vpp = layout.pp * layout.vpp, layout.pp, layout.vpp
         self.num_layers, self.tail_layers = sum(run.layers for run in runs), tail_layers
         self.least_works: dict[tuple[int, int, int], float | None] = {}
+        self.known_options: dict[tuple[tuple[float, float], tuple[int, ...]], Mixes] = {}
         self._trust_region(spread)
 
     def _trust_region(self, spread: int) -> None:
@@ -168,14 +169,23 @@ class StageProblem:
 
     def options(self, stage: int, window: tuple[int, ...]) -> Mixes:
         """Mixes of a window on a stage that could fit; with one chunk per rank only those that no other one beats."""
-        mixes, rank = self.contents.mixes(window), self.ranks[stage]
-        place = self.chunks[rank].index(stage)
-        need = mixes.held + mixes.again + self.live[rank][:, place].max() * mixes.saved
-        rows = np.flatnonzero(need <= self.room(rank))
-        if self.vpp == 1 and len(rows) > 1:
-            work = np.column_stack([mixes.forward, mixes.backward - mixes.weight, mixes.weight])[rows]
-            rows = rows[undominated(work)]
-        return mixes.take(rows)
+        limits = self.limits[stage]
+        if (limits, window) not in self.known_options:
+            (room, live), mixes = limits, self.contents.mixes(window)
+            rows = np.flatnonzero(mixes.held + mixes.again + live * mixes.saved <= room)
+            if self.vpp == 1 and len(rows) > 1:
+                rows = rows[~mixes.slower[np.ix_(rows, rows)].any(axis=0)]
+            self.known_options[limits, window] = mixes.take(rows)
+        return self.known_options[limits, window]
+
+    @cached_property
+    def limits(self) -> list[tuple[float, float]]:
+        """Of every stage the bytes that its rank has left for layers, and the most live micro-batches."""
+        found = [(0.0, 0.0)] * self.stages
+        for rank, chunk in enumerate(self.chunks):
+            for place, stage in enumerate(chunk):
+                found[stage] = (self.room(rank), float(self.live[rank][:, place].max()))
+        return found
 
     @cached_property
     def columns(self) -> list[Column]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.partition_dp import shortest, stage_table
+from planner.partition_dp import by_slowest, shortest, stage_table
 from planner.recompute import MAX_PRODUCT, least_recompute, too_many
 from planner.stage_problem import StageProblem
 
@@ -242,16 +242,11 @@ def interval_bound(problem: StageProblem) -> tuple[float, list[list[int]]]:
     if rest is None:
         return math.inf, []
     best, met = math.inf, list[list[int]]()
-    for slowest in np.unique(table[np.isfinite(table)]):
-        load = float(slowest) / pieces.straggler + pieces.loaded
-        after = least_tail(problem, load) + constant
-        if 2.0 * rest[0] + slope * float(slowest) + least_tail(problem, math.inf) + constant >= best:
+    for slowest, total, sizes in by_slowest(table, np.unique(table[np.isfinite(table)])):
+        if 2.0 * rest[0] + slope * slowest + least_tail(problem, math.inf) + constant >= best:
             break
-        found = shortest(np.where(table <= slowest, table, math.inf))
-        if found is None:
-            continue
-        value = 2.0 * found[0] + slope * float(slowest) + after
-        if value < best:
-            best = value
-            met.append(found[1])
+        value = 2.0 * total + slope * slowest + least_tail(problem, slowest / pieces.straggler + pieces.loaded)
+        if value + constant < best:
+            best = value + constant
+            met.append(sizes)
     return best, met[-3:]
