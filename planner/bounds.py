@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.question import Question
-from planner.rules import DUALPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1, ZBV
+from planner.rule import DUALPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1, ZBV
 from scenarios.layout import RECOMPUTES
 from simulator.arrays import CHUNK_ROWS, LayoutArrays
 from simulator.data_parallel import HIDDEN_BEHIND

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.question import Question
-from planner.rules import RULES, Broken, Rule, stages_rule
+from planner.rule import Broken, Rule
+from planner.rules import RULES, stages_rule
 from scenarios.layout import RECOMPUTES, SCHEDULES, SHARDINGS
 from simulator.arrays import SHARED, LayoutArrays
 

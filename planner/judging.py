@@ -15,7 +15,7 @@ from planner.partition import Effort
 from planner.playing import played_step
 from planner.pricing import DEGREES, Priced, best_of_each, times
 from planner.question import Question
-from planner.rules import DUALPIPE
+from planner.rule import DUALPIPE
 from planner.search import Found, Opened, Search, spelled_out
 from scenarios.layout import Recompute
 from scenarios.scenario import Scenario

@@ -11,7 +11,8 @@ from planner.candidates import Candidates, legal_layouts, pinned_axes, plainest
 from planner.pricing import capacity_bytes, peaks, times
 from planner.question import Question
 from planner.reasons import does_not_fit
-from planner.rules import RULES, Broken
+from planner.rule import Broken
+from planner.rules import RULES
 from scenarios.layout import Layout
 from simulator.arrays import DEGREES, LayoutArrays
 from simulator.memory import memory_use

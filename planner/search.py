@@ -20,7 +20,7 @@ from planner.contents import Run, runs_of, stage
 from planner.partition import Effort, Partition, Solving
 from planner.paths import PathPools, num_ops, playable
 from planner.question import Question
-from planner.rules import ONE_F_ONE_B
+from planner.rule import ONE_F_ONE_B
 from planner.sharper import sharpened
 from planner.stage_problem import StageProblem
 from scenarios.layout import Layout, Recompute, Stage

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from planner.bounds import FULL, NONE, step_floor
 from planner.question import Question
-from planner.rules import DUALPIPE, ZBV
+from planner.rule import DUALPIPE, ZBV
 from scenarios.layout import RECOMPUTES
 from simulator.activations import activation_bytes
 from simulator.arrays import LayoutArrays

@@ -16,6 +16,8 @@ PUBLISHED = {
     "llama3-405b-16k-h100": {"tp": 8, "pp": 16, "dp": 128},
     # arXiv 2104.04473, section 5.1 and figure 11: TP 8, PP 8 (DP 16) for GPT-3 175B on 1,024 A100
     "gpt3-175b-1024-a100": {"tp": 8, "pp": 8, "dp": 16},
+    # arXiv 2412.19437, section 3.2: 16-way pipeline, 64-way experts, ZeRO-1 data parallelism, no tensor parallelism
+    "deepseek-v3-2048-h800": {"tp": 1, "cp": 1, "pp": 16, "ep": 64, "dp": 128},
     # the starting ratios told for a model of 1T parameters: TP 16, PP 8
     "gpt-1t-8192-a100": {"tp": 16, "pp": 8, "dp": 64},
 }
