@@ -20,8 +20,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # Real jobs, real packets and a real scheduler want the cores for themselves: they run after the rest, one by one.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not netns and not slurm' --ignore=tests/runtime
-	$(BIN)/python -m pytest -n 0 tests/runtime tests/netns tests/slurm
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not netns and not slurm and not jobs'
+	$(BIN)/python -m pytest -n 0 -m 'netns or slurm or jobs' tests/runtime tests/netns tests/slurm
 
 check: install
 	$(BIN)/ruff format --check .

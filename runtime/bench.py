@@ -23,7 +23,7 @@ GEMM_ROWS = (64, 128, 512, 2048)
 """Tokens of a micro-batch."""
 GEMM_WEIGHTS = ((256, 256), (256, 512), (512, 256), (512, 512), (1024, 512), (512, 1024), (4096, 512))
 """Outputs and inputs of the projections of small models, whole and divided by a tp of 2, and a part of a vocabulary."""
-LARGEST_GEMM_FLOP = 1e10
+LARGEST_GEMM_FLOP = 5e9
 """Forward and backward of a point; larger ones run at the rate of this one."""
 ATTENTION_SHAPES = (
     (1, 128, 4, 64),

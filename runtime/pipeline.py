@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleZBVZeroBubble,
-)
 from torch.distributed.tensor.parallel import loss_parallel
 
 from runtime.mesh import Meshes
@@ -24,14 +14,6 @@ from runtime.optimizer import local, settle
 from runtime.parallelize import mark_microbatch
 from runtime.transformer import Decoder, token_loss
 from scenarios.layout import Layout
-
-ONE_STAGE: dict[str, Callable[..., Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-SEVERAL_STAGES: dict[str, Callable[..., Any]] = {
-    "interleaved": ScheduleInterleaved1F1B,
-    "zb-h1": ScheduleInterleavedZeroBubble,
-    "zbv": ScheduleZBVZeroBubble,
-}
-"""torch's schedules by the layout's name; the second kind takes a list of stages, even of one."""
 
 
 class StepRunner(ABC):
@@ -65,40 +47,6 @@ class MicrobatchRunner(StepRunner):
         return total
 
 
-class ScheduleRunner(StepRunner):
-    """A pipeline: torch's schedule sends activations and gradients between the stages."""
-
-    def __init__(
-        self, decoders: list[Decoder], indices: tuple[int, ...], layout: Layout, meshes: Meshes, num_microbatches: int
-    ) -> None:
-        slots = layout.pp * layout.vpp
-        self.layout, self.decoders, self.device = layout, decoders, meshes.device
-        self.first, self.last = 0 in indices, slots - 1 in indices
-        stages: list[Any] = [
-            PipelineStage(decoder, index, slots, meshes.device, group=meshes.pp.get_group())
-            for decoder, index in zip(decoders, indices, strict=True)
-        ]
-        share = 1 / (num_microbatches * layout.dp * layout.cp)
-
-        def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return share * token_loss(logits, targets)
-
-        one = layout.schedule in ONE_STAGE
-        kind = ONE_STAGE[layout.schedule] if one else SEVERAL_STAGES[layout.schedule]
-        self.schedule = kind(stages[0] if one else stages, num_microbatches, loss_fn=loss, scale_grads=False)
-
-    def forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Run the schedule once."""
-        losses: list[torch.Tensor] = []
-        arguments = (inputs,) if self.first else ()
-        with split_vocabulary(self.layout):
-            if self.last:
-                self.schedule.step(*arguments, target=targets, losses=losses)
-            else:
-                self.schedule.step(*arguments)
-        return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=self.device)
-
-
 def split_vocabulary(layout: Layout) -> AbstractContextManager[None]:
     """Compute the loss on split logits where tensor parallelism splits the vocabulary."""
     return loss_parallel() if layout.tp > 1 else nullcontext()
@@ -110,6 +58,8 @@ def build_runner(
     """Choose by the layout."""
     if layout.pp == 1:
         return MicrobatchRunner(decoders[0], layout, num_microbatches)
+    from runtime.schedules import ScheduleRunner  # torch's pipelining imports its compiler: half a second of a start
+
     return ScheduleRunner(decoders, indices, layout, meshes, num_microbatches)
 
 

@@ -13,7 +13,7 @@ from scenarios.layout import Layout, Stage
 from scenarios.model import Attention, Layer, Mlp, ModelSpec, Moe
 from scenarios.stack import Stack
 
-TINY, WIDE = 32, 512
+TINY, WIDE = 32, 384
 """Hidden sizes: of a layer whose arithmetic costs next to nothing, and of one whose weights leave the caches."""
 SEQ_LENGTH, SEQUENCES = 128, 3
 """Of wide models; micro-batches are of one sequence, where weights are what is moved, or of so many."""

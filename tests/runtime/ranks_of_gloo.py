@@ -16,7 +16,7 @@ from typing import Any
 
 Outcome = dict[str, Any]
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["runtime.train", "runtime.checkpoint"])
+CONTEXT.set_forkserver_preload(["runtime.train", "runtime.schedules"])
 
 
 def in_ranks(

@@ -162,6 +162,7 @@ def test_every_shipped_document_survives_writing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.jobs
 def test_this_machine_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "machine.yaml"
     cluster, fresh = calibrate_machine(path, ranks=(2,))

@@ -23,7 +23,7 @@ from runtime.pieces import rectangles_of
 from runtime.resume import check_folder
 from topologies.errors import InputError
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.jobs]
 TOLERANCE = 1e-6
 SHARDED = {"dp": 2, "micro_batch_size": 2}
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -102,6 +102,7 @@ def test_a_calibrated_cluster_is_the_expectation() -> None:
     assert words(judge(late, cluster, 0.7)) == [(-1, "all-reduce of 2 ranks")]
 
 
+@pytest.mark.jobs
 def test_a_slow_rank_of_a_real_check_is_named_and_the_exit_code_is_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def train_on(case: dict[str, Any]) -> list[float]:
     return train(asked, torch.device("cpu")).losses
 
 
+@pytest.mark.jobs
 def test_losses_do_not_depend_on_the_layout(tmp_path: Path) -> None:
     data = {"prefix": str(corpus(tmp_path, 3000))}
     split = {"dp": 2, "micro_batch_size": 2, "optimizer_sharding": "none"}

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import plan_of
+from plans import plan_file, plan_of
 from tiny_models import MODELS
 from tiny_training import BATCH, SEQ
 from torch.utils.flop_counter import FlopCounterMode
 
-from runtime.environment import CpuClock
+from runtime.commands import run
+from runtime.environment import CpuClock, usable_cores
 from runtime.job import request_for
 from runtime.measurement import measurement_from, percentile, write_measurement
 from runtime.ranks import shares
@@ -87,6 +89,17 @@ def test_contention_is_marked_above_five_percent(share: float | None, contended:
     plan = plan_of()
     measured = measurement_from(plan, request_for(plan, steps=5), report(foreign_cpu_share=share))
     assert measured.environment["contended"] is contended
+
+
+@pytest.mark.parametrize("ranks", [usable_cores(), 4 * usable_cores()])
+def test_ranks_that_share_cores_are_told(tmp_path: Path, ranks: int) -> None:
+    plan = plan_of(dp=ranks, job={"global_batch_size": ranks})
+    measured = measurement_from(plan, request_for(plan, steps=5), report())
+    assert measured.environment["oversubscription"] == ranks / usable_cores()
+    told = any(f"{ranks} ranks share {usable_cores()} cores" in note for note in measured.environment["notes"])
+    assert told == (ranks > usable_cores())
+    lines = CliRunner().invoke(run, [plan_file(tmp_path, plan), "--dry-run", "--no-trace"]).stdout
+    assert ("oversubscribed: 4 ranks on each core" in lines) == (ranks > usable_cores())
 
 
 def test_foreign_share_is_what_was_busy_and_not_own() -> None:

@@ -10,6 +10,7 @@ from tiny_training import plain_losses, run
 
 from scenarios.layout import Stage
 
+pytestmark = pytest.mark.jobs
 TOLERANCE = 2e-6
 
 

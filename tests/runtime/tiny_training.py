@@ -29,14 +29,18 @@ def tiny(name: str = "dense") -> ModelSpec:
 
 
 def request(
-    precision: str = "fp32", model: str = "dense", recipe: dict[str, Any] | None = None, **layout: Any
+    precision: str = "fp32",
+    model: str = "dense",
+    recipe: dict[str, Any] | None = None,
+    steps: int = STEPS,
+    **layout: Any,
 ) -> TrainRequest:
     job = Job(model=tiny(model), seq_length=SEQ, global_batch_size=BATCH, precision=precision)  # type: ignore[arg-type]
     chosen = {"learning_rate": RATE, "balance_loss": BALANCE} | (recipe or {})
     return TrainRequest(
         job=job,
         layout=Layout(**layout),
-        steps=STEPS,
+        steps=steps,
         warmup_steps=1,
         seed=SEEDS.get(model, 0),
         recipe=Recipe(**chosen),
