@@ -80,6 +80,7 @@ def _value(value: Any, dimension: str | None) -> Any:
 def _row(value: Any, dimension: str | None) -> Any:
     """An entry of a list: points of a few numbers stand on one line."""
     if isinstance(value, Document):
-        nested = any(isinstance(getattr(value, name), Document) for name in type(value).model_fields)
+        # a key of several words breaks a flow that is wider than a line
+        nested = any(isinstance(getattr(value, name), Document | Mapping) for name in type(value).model_fields)
         return _mapping(value, flat=not nested)
     return _value(value, dimension)
