@@ -29,6 +29,21 @@ DEFAULT_RANK_ORDER: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Distinct:
+    """Rows of an array that are alike."""
+
+    first: Ints
+    """One row of each kind."""
+    index: Ints
+    """The kind of each row."""
+
+
+def every_row(count: int) -> Distinct:
+    """Take every row as a kind of its own."""
+    return Distinct(first=np.arange(count), index=np.arange(count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutArrays:
     """Layouts as arrays of equal length, one row each; the stages are always split by the uniform rule.
 
@@ -94,6 +109,19 @@ class LayoutArrays:
         """Return the rows that an index array, a mask or a slice selects."""
         columns = {one.name: getattr(self, one.name)[rows] for one in fields(self) if one.name not in SHARED}
         return replace(self, **columns)
+
+    def alike(self) -> Distinct:
+        """Find the rows that send the same: of equal degrees, micro-batch, sequence parallelism and sharding."""
+        names = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch_size", "sequence_parallel", "sharding")
+        key, kinds = np.zeros(len(self), dtype=np.int64), 1
+        for name in names:
+            column = getattr(self, name).astype(np.int64)
+            size = int(column.max()) + 1
+            key, kinds = key * size + column, kinds * size
+        if len(self) == 1 or kinds >= 2**63:
+            return every_row(len(self))
+        _, first, index = np.unique(key, return_index=True, return_inverse=True)
+        return Distinct(first=first, index=index)
 
     @property
     def world_size(self) -> Ints:

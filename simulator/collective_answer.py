@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from simulator.collectives import CollectiveTime, bus_factor, collective_seconds, crossing
+from simulator.collectives import CollectiveTime, bus_factor, collective_seconds
 from simulator.disturbances import OtherJob
 from simulator.flows import NOT_MODELLED, FlowTime, play_collective
+from simulator.links import exchange_taper, ring_taper
 from simulator.log_curves import curve_for
 from simulator.outcome import plain
 from simulator.sharing import collective_load, play_together
@@ -180,7 +181,8 @@ def _closed_bottleneck(kind: CollectiveKind, cluster: Cluster, gpus: int, time: 
         return f"{scale_up.kind} links of each GPU"
     nodes = math.ceil(gpus / cluster.node.gpus_per_node)
     reached = fabric.tier(nodes)
-    factor = crossing(fabric, nodes, crowded=kind == "all_to_all")
+    taper = exchange_taper if kind == "all_to_all" else ring_taper
+    factor = float(taper(fabric.tiers, np.array([float(nodes)]), np.ones(1))[0])
     if reached is not None and factor > 1:
         return f"links into {reached.name} (a NIC keeps 1/{factor:.3g})"
     members = min(cluster.domain_size, gpus)

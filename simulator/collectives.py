@@ -1,32 +1,28 @@
-"""Time of one collective as NCCL itself would estimate it: the fastest of its algorithms and protocols.
+"""Time of collectives as NCCL itself would estimate it: the fastest of its algorithms and protocols.
 
 Formulas and constants are those of NCCL's tuning model (NVIDIA/nccl at 5067397c, 2.30.x, src/graph/tuning.cc and
-topo.h). Clusters with measured collectives use those instead. The step model prices long and overlapped traffic with
-``simulator.links``, which needs no more than a bus bandwidth.
+topo.h). Collectives that were measured on the cluster take their place. The step model and ``headway collective`` use
+the same functions: one over the groups of many layouts, the other over one group.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from simulator import nccl
-from simulator.arrays import Bools, Floats
-from simulator.links import measured_seconds, mesh_share
+from simulator.arrays import Bools, Distinct, Floats, Ints, every_row
+from simulator.links import Links, group_of, links, measured_seconds
 from simulator.log_curves import curve_for, scaled_by
-from simulator.nccl import Group
-from topologies.cluster import Cluster, CollectiveKind, Fabric
+from simulator.nccl import Group, Line, Lines
+from topologies.cluster import Cluster, CollectiveKind
 from topologies.errors import Infeasible
 
-GB = 1e9
 PACKING = 8.4e-6
 """Start of a point-to-point kernel: NCCL's base latency of the Simple protocol."""
 P2P_SHARE = 0.84
 """Of the link rate that one pair reaches over NVLink: 376 of 450 GB/s on H100, 747 of 900 on GB200 (nvbandwidth)."""
-ALL_TO_ALL_SHARE, MESH_ALL_TO_ALL_SHARE = 0.95, 0.89
-"""Of the ring bus bandwidth inside a domain: 224.3 of 235 GB/s on 8 A100 (superbench log), 361.4 of 406.8 over the mesh
-of 8 MI355X (OCI)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +34,105 @@ class CollectiveTime:
     busbw_bytes_per_second: float
     algorithm: str
     protocol: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The groups of one parallel axis, one for each layout; those that are alike are priced once."""
+
+    net: Links
+    ranks: Floats
+    """Of every layout."""
+    rows: Distinct
+    distinct: Group
+    """One for each distinct row."""
+    known: dict[CollectiveKind, Lines] = field(default_factory=dict)
+    """Lines that were asked for."""
+
+    @property
+    def any(self) -> bool:
+        """Some layout has a group of two ranks or more."""
+        return bool(np.any(self.ranks > 1))
+
+    def seconds(self, kind: CollectiveKind, size_bytes: Floats, *, algorithm: str | None = None) -> Floats:
+        """Time collectives over buffers of all ranks together (nccl-tests convention); zero for one rank.
+
+        Raises:
+            ValueError: the collective has no such ``algorithm``.
+        """
+        if not self.any:
+            return np.zeros(len(self.ranks))
+        ranks, size = self.ranks[self.rows.first], size_bytes[self.rows.first]
+        covered = self.covered(kind) & (algorithm is None)
+        if covered.all():
+            return measured_seconds(self.net.points, kind, ranks, size)[self.rows.index]
+        seconds, _ = fastest(self.lines(kind, algorithm), size)
+        if covered.any():
+            seconds = np.where(covered, measured_seconds(self.net.points, kind, ranks, size), seconds)
+        return np.asarray(np.where(ranks > 1, seconds, 0.0)[self.rows.index])
+
+    def exchange_seconds(self, size_bytes: Floats, reached: Floats) -> Floats:
+        """Time all-to-alls of which only a part leaves for other domains: ``reached``, one for each distinct row."""
+        line = self.lines("all_to_all")["p2p", "Simple"]
+        line = replace(line, byte_seconds=_exchange_byte_seconds(self.net, self.distinct, reached))
+        seconds, _ = fastest({("p2p", "Simple"): line}, size_bytes[self.rows.first])
+        return np.asarray(np.where(self.ranks[self.rows.first] > 1, seconds, 0.0)[self.rows.index])
+
+    def lines(self, kind: CollectiveKind, algorithm: str | None = None) -> Lines:
+        """Algorithms and protocols of a collective, of every distinct row."""
+        if kind not in self.known:
+            if self.net.cpu:
+                self.known[kind] = {("ring", "gloo"): _gloo(kind, self.net, self.distinct)}
+            elif kind in ("all_to_all", "send_recv"):
+                self.known[kind] = {("p2p", "Simple"): _pairwise(kind, self.net, self.distinct)}
+            else:
+                self.known[kind] = nccl.lines(kind, self.distinct)
+        every = self.known[kind]
+        chosen = {name: line for name, line in every.items() if algorithm in (None, name[0])}
+        if not chosen:
+            raise ValueError(f"{kind} has no algorithm {algorithm!r}; it has {sorted({name for name, _ in every})}")
+        return chosen
+
+    def covered(self, kind: CollectiveKind) -> Bools:
+        """Say for which distinct rows a measured curve speaks: of this collective, on the same side of a domain's edge.
+
+        A curve of 8 GPUs of one node knows nothing of the network. Where CPU cores play the part of GPUs everything
+        crosses the same memory, and one collective stands in for another.
+        """
+        points, outside = self.net.points, self.distinct.domains > 1
+        if not points or self.net.cpu:
+            return np.full(len(outside), bool(points))
+        across = {point.ranks > self.net.domain_size for point in points if point.kind == kind}
+        return np.where(outside, True in across, False in across)
+
+
+def groups_of(net: Links, ranks: Floats, stride: Floats, rows: Distinct | None = None) -> Groups:
+    """Place the groups of every layout: ``ranks`` whose neighbours lie ``stride`` GPUs apart."""
+    rows = rows or every_row(len(ranks))
+    stride = np.broadcast_to(stride, ranks.shape)
+    return Groups(net=net, ranks=ranks, rows=rows, distinct=group_of(net, ranks[rows.first], stride[rows.first]))
+
+
+def fastest(lines: Lines, size_bytes: Floats) -> tuple[Floats, Ints]:
+    """Seconds of NCCL's choice among lines, and the number of the choice.
+
+    NCCL's tuning adds latency L and transfer time B; inside one NVLink domain a buffer is cut into k chunks, which
+    takes (L + B / k) and its start k times, so about L + B + sqrt(L * B) where k is chosen well. With it 8 H100 are met
+    within 8 % from 1 MiB to 16 GiB (awsome-distributed-training, dgxc-benchmarking) and 8 A100 from 32 MiB on
+    (ml-engineering). Across nodes the channels overlap the start of the next chunk, and large messages show nothing of
+    it. NCCL chooses without that term.
+    """
+    best, chosen, cut = np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0)
+    for number, line in enumerate(lines.values()):
+        latency, transfer = line.parts(size_bytes)
+        time = latency + transfer
+        more = np.zeros(1) if line.chunked is None else line.chunked * latency * transfer
+        if number == 0:
+            best, chosen, cut = time, np.zeros(time.shape, dtype=np.int64), np.broadcast_to(more, time.shape)
+            continue
+        better = time < best
+        best, chosen, cut = np.where(better, time, best), np.where(better, number, chosen), np.where(better, more, cut)
+    return best + np.sqrt(cut), chosen
 
 
 def collective_seconds(
@@ -108,33 +203,22 @@ def collective_times(
 ) -> tuple[Floats, list[tuple[str, str]]]:
     """Time collectives as arrays, with the algorithm and the protocol of each; two ranks or more.
 
+    Ranks are packed domain by domain, or ``ranks_per_domain`` of them in each.
+
     Raises:
         ValueError: the collective has no such ``algorithm``.
     """
-    covered = _measured(kind, cluster, ranks)
-    if cluster.measured is not None and algorithm is None and covered.any():
-        seconds = measured_seconds(cluster.measured.collectives, kind, ranks, size_bytes)
-        if covered.all():
-            return seconds, [("measured", "measured")] * len(seconds)
-        bare = cluster.model_copy(update={"measured": None})
-        model, chosen = collective_times(kind, bare, ranks, size_bytes, ranks_per_domain=ranks_per_domain)
-        names = [("measured", "measured") if here else name for here, name in zip(covered, chosen, strict=True)]
-        return np.where(covered, seconds, model), names
-    if cluster.node.curves and algorithm is None:
+    net = links(cluster)
+    stride = net.domain_size / ranks_per_domain if ranks_per_domain else 1.0
+    groups = groups_of(net, ranks, np.full_like(ranks, stride))
+    lines = groups.lines(kind, algorithm)
+    _, chosen = fastest(lines, size_bytes)
+    names = list(lines)
+    covered = groups.covered(kind) & (algorithm is None)
+    if cluster.node.curves and algorithm is None and not covered.all():
         return _by_logs(kind, cluster, ranks, size_bytes, ranks_per_domain)
-    group = _group(cluster, ranks, ranks_per_domain, crowded=kind == "all_to_all")
-    if group.architecture == "cpu":
-        return _gloo_seconds(kind, cluster, ranks, size_bytes), [("ring", "gloo")] * len(ranks)
-    candidates = _candidates(kind, group, size_bytes)
-    names = [name for name in candidates if algorithm in (None, name[0])]
-    if not names:
-        raise ValueError(f"{kind} has no algorithm {algorithm!r}; it has {sorted({name for name, _ in candidates})}")
-    times = np.stack([candidates[name] for name in names])
-    best, columns = np.argmin(times, axis=0), np.arange(len(ranks))
-    chosen = [names[i] for i in best]
-    start = _candidates(kind, group, np.zeros_like(size_bytes))
-    latency = np.stack([start[name] for name in names])[best, columns]
-    return _pipelined(group, chosen, latency, times[best, columns]), chosen
+    told = [("measured", "measured") if here else names[one] for here, one in zip(covered, chosen, strict=True)]
+    return groups.seconds(kind, size_bytes, algorithm=algorithm), told
 
 
 def _by_logs(
@@ -161,114 +245,33 @@ def without_logs(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"pools": (first.model_copy(update={"node": node}), *others)})
 
 
-def _measured(kind: CollectiveKind, cluster: Cluster, ranks: Floats) -> Bools:
-    """Say for which groups a measured curve speaks: of this collective, and on the same side of the domain's edge.
-
-    A curve of 8 GPUs of one node knows nothing of the network. Where CPU cores play the part of GPUs everything crosses
-    the same memory, and one collective stands in for another.
-    """
-    points = cluster.measured.collectives if cluster.measured is not None else ()
-    if cluster.gpu.architecture == "cpu":
-        return np.full(len(ranks), bool(points))
-    known = [point.ranks > cluster.domain_size for point in points if point.kind == kind]
-    return np.array([(count > cluster.domain_size) in known for count in ranks])
-
-
-def _candidates(kind: CollectiveKind, group: Group, size_bytes: Floats) -> dict[tuple[str, str], Floats]:
-    return _pairwise(kind, group, size_bytes) or nccl.candidates(kind, group, size_bytes)
-
-
-def _pipelined(group: Group, names: list[tuple[str, str]], latency: Floats, seconds: Floats) -> Floats:
-    """Add what cutting a buffer into chunks costs inside one NVLink domain.
-
-    NCCL's tuning adds latency L and transfer time B; a pipeline of k chunks takes (L + B / k) and its start k times, so
-    about L + B + sqrt(L * B) where k is chosen well. With it 8 H100 are met within 8 % from 1 MiB to 16 GiB (awsome-
-    distributed-training, dgxc-benchmarking) and 8 A100 from 32 MiB on (ml-engineering). Across nodes the channels
-    overlap the start of the next chunk, and large messages show nothing of it.
-    """
-    simple = np.array([protocol == "Simple" for _, protocol in names]) & (group.domains <= 1) & group.switched
-    return np.asarray(seconds + np.where(simple, np.sqrt(latency * np.maximum(seconds - latency, 0.0)), 0.0))
-
-
-def crossing(fabric: Fabric, nodes: int, crowded: bool) -> float:
-    """How much slower the levels that ``nodes`` packed nodes span make each NIC.
-
-    Where all send to all, a group of b of the n nodes sends (n - b) / n of its traffic up. Rings and trees over nodes
-    in order leave each group with the traffic of one node: they are held back only where its way up is thinner.
-    """
-    worst, factor, below = 1.0, 1.0, 1
-    for tier in fabric.tiers:
-        factor *= tier.oversubscription
-        if nodes > below:
-            worst = max(worst, factor * (1 - below / nodes) if crowded and below > 1 else factor / below)
-        below = tier.nodes
-    return worst
-
-
-def _group(cluster: Cluster, ranks: Floats, ranks_per_domain: int | None, crowded: bool) -> Group:
-    """Place ranks on domains and search channels as NCCL does; ``crowded``: all send to all."""
-    node, gpu, scale_up = cluster.node, cluster.gpu, cluster.scale_up
-    per_domain = np.minimum(ranks, float(ranks_per_domain or cluster.domain_size))
-    domains = np.ceil(ranks / per_domain)
-    switched = scale_up.kind == "nvswitch"
-    channels, _ = nccl.intra_channels(gpu.architecture, scale_up.bandwidth_bytes_per_second / GB)
-    speed = nccl.carried_per_channel(gpu.architecture, scale_up.bandwidth_bytes_per_second / GB)
-    if not switched or gpu.vendor != "NVIDIA":
-        # a mesh: the pairs that take part are all that carries, in proportion
-        channels, speed = 8.0, scale_up.bus_bandwidth_bytes_per_second / GB / 8.0
-        speed *= float(mesh_share(scale_up.kind, per_domain, cluster.domain_size)[0])
-    if node.nic is None:
-        nics, rate = np.ones_like(ranks), np.full_like(ranks, 1e-9)
-    else:
-        share = node.nics_per_node / node.gpus_per_node
-        nics = np.maximum(1.0, per_domain * min(1.0, share))
-        if not crowded:
-            nics = np.minimum(nics, nccl.MAX_INTER_CHANNELS)
-        line = node.nic.bandwidth_bytes_per_second / GB
-        speed_of_nic = min(nccl.inter_speed(gpu.architecture, line), line * cluster.fabric.efficiency)
-        rate = np.full_like(ranks, speed_of_nic * max(1.0, share))  # several NICs of a GPU carry one channel
-        nodes = domains * np.maximum(1.0, per_domain / node.gpus_per_node)
-        rate = rate / np.array([crossing(cluster.fabric, int(count), crowded) for count in nodes])
-    return Group(
-        ranks=ranks,
-        domains=domains,
-        per_domain=per_domain,
-        architecture=gpu.architecture,
-        switched=switched,
-        link_bytes_per_second=scale_up.bandwidth_bytes_per_second,
-        intra_channels=channels,
-        intra_bytes_per_second=speed * GB,
-        inter_channels=nics,
-        inter_bytes_per_second=rate * GB,
-        nic_seconds=node.nic.latency_seconds if node.nic else 0.0,
-    )
-
-
-def _pairwise(kind: CollectiveKind, group: Group, size: Floats) -> dict[tuple[str, str], Floats]:
+def _pairwise(kind: CollectiveKind, net: Links, group: Group) -> Line:
     """All-to-all and send-receive, which NCCL does not tune: fast links and NICs work side by side."""
-    inside = group.intra_channels * group.intra_bytes_per_second
-    nic = group.inter_bytes_per_second * group.inter_channels / group.per_domain
-    hop = np.where(group.domains > 1, nccl.NET_SIMPLE + 2 * group.nic_seconds, nccl.NVLINK_SIMPLE)
+    across = group.domains > 1
+    latency = PACKING + np.where(across, nccl.NET_SIMPLE + 2 * group.nic_seconds, nccl.NVLINK_SIMPLE)
+    chunked = np.where(~across & group.switched, 1.0, 0.0)
     if kind == "send_recv":
-        rate = np.where(group.domains > 1, group.inter_bytes_per_second, P2P_SHARE * group.link_bytes_per_second)
-        return {("p2p", "Simple"): PACKING + hop + size / rate}
-    if kind == "all_to_all":
-        near = (
-            size
-            / group.ranks
-            * (group.per_domain - 1)
-            / ((ALL_TO_ALL_SHARE if group.switched else MESH_ALL_TO_ALL_SHARE) * inside)
-        )
-        far = size / group.ranks * (group.ranks - group.per_domain) / nic
-        return {("p2p", "Simple"): PACKING + hop + np.maximum(near, far)}
-    return {}
+        rate = np.where(across, group.inter_bytes_per_second, P2P_SHARE * group.link_bytes_per_second)
+        return Line(latency=latency, byte_seconds=1.0 / rate, chunked=chunked)
+    return Line(latency=latency, byte_seconds=_exchange_byte_seconds(net, group, 1.0), chunked=chunked)
 
 
-def _gloo_seconds(kind: CollectiveKind, cluster: Cluster, ranks: Floats, size: Floats) -> Floats:
+def _exchange_byte_seconds(net: Links, group: Group, reached: Floats | float) -> Floats:
+    """Seconds for each byte of a rank's buffer in an all-to-all.
+
+    ``reached`` is the share of the bytes for other domains that leaves.
+    """
+    inside = group.intra_channels * group.intra_bytes_per_second * net.all_to_all_share
+    near = (group.per_domain - 1.0) / group.ranks / inside
+    far = (1.0 - group.per_domain / group.ranks) * reached / group.exchange_bytes_per_second
+    return np.maximum(near, far)
+
+
+def _gloo(kind: CollectiveKind, net: Links, group: Group) -> Line:
     """Ring over shared memory or the NIC; gloo's reduce-scatter moves as much as its all-reduce."""
     passes = 2.0 if kind in ("all_reduce", "reduce_scatter") else 1.0
-    volume = size if kind in ("send_recv", "broadcast") else passes * (ranks - 1) / ranks * size
-    inside = cluster.scale_up.bus_bandwidth_bytes_per_second
-    network = cluster.node.network_bytes_per_second_per_gpu
-    rate = np.where(ranks <= cluster.domain_size, inside, min(inside, network) if network else inside)
-    return np.asarray(passes * (ranks - 1) * cluster.scale_up.latency_seconds + volume / rate)
+    volume = 1.0 if kind in ("send_recv", "broadcast") else passes * (group.ranks - 1) / group.ranks
+    network = float(np.max(net.nic_bytes_per_second)) * net.nics_per_gpu
+    inside = net.bus_bytes_per_second
+    rate = np.where(group.domains <= 1, inside, min(inside, network) if network else inside)
+    return Line(latency=passes * (group.ranks - 1) * net.hop_seconds, byte_seconds=volume / rate)

@@ -10,16 +10,15 @@ from scenarios.job import Job
 from simulator.arrays import Floats, LayoutArrays
 from simulator.compute import Rates, optimizer_seconds
 from simulator.layers import ZERO1, ZERO2, ZERO3, Shares
-from simulator.links import Links
 from simulator.stages import StageTables
-from simulator.traffic import data_parallel_seconds
+from simulator.traffic import Axes, Weighed, data_parallel_seconds
 from simulator.weights import rank_weights, weights_of
 
 HIDDEN_BEHIND = 0.8
 """Share of the last micro-batch behind which overlapped gradient reduction can hide (fit of published runs)."""
 
-WRAPPED_LAYER_SECONDS = 3 * 4e-5
-"""Launch of two gathers and a reduce-scatter of one wrapped layer (fit of published runs)."""
+BUCKET, BUCKET_OF_RANK = 40e6, 1e6
+"""Parameters that one reduction moves at least, and for each rank of its group (Megatron-Core's bucket size)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,7 @@ def _update_seconds(rate: Rates, job: Job, owned: Floats, ranks_per_host: Floats
 
 def data_parallel(
     rate: Rates,
-    net: Links,
+    axes: Axes,
     job: Job,
     layouts: LayoutArrays,
     share: Shares,
@@ -80,27 +79,19 @@ def data_parallel(
     zero1, zero2, zero3 = layouts.sharding == ZERO1, layouts.sharding == ZERO2, layouts.sharding == ZERO3
     eager = zero2
 
-    def passes(gathers: Floats, reduced_bytes: Floats, pieces: Floats) -> Floats:
-        return data_parallel_seconds(
-            net,
-            ranks,
-            local,
-            local_expert,
-            gathers=gathers,
-            gathered_bytes=gathered,
-            reduced_bytes=reduced_bytes,
-            sharded=layouts.sharding >= ZERO1,
-            pieces=pieces,
-        )
+    whole = _units(job, layouts, axes, local, local_expert, wrapped=False)
+    layerwise = _units(job, layouts, axes, local, local_expert, wrapped=True)
 
     fsdp = each = np.zeros(len(layouts))
     if np.any(zero3 | eager):
-        wrapped = job.model.num_layers / ranks.pp + 1.0
-        each = passes(np.where(zero3, 2.0, 0.0), np.full(len(layouts), reduced), wrapped)
-        if not rate.cpu:
-            spread = (ranks.shards > 1) | (ranks.expert_shards > 1)
-            each = each + np.where(zero3 & spread, WRAPPED_LAYER_SECONDS * (wrapped - 1.0), 0.0)
-        else:  # FSDP copies weights around each of its collectives: two gathers and a reduction, or the reduction only
+        each = data_parallel_seconds(
+            layerwise,
+            gathers=np.where(zero3, 2.0, 0.0),
+            gathered_bytes=gathered,
+            reduced_bytes=np.full(len(layouts), reduced),
+            sharded=layouts.sharding >= ZERO1,
+        )
+        if rate.cpu:  # FSDP copies weights around each of its collectives: two gathers and a reduction, or one of these
             copied = np.where(ranks.shards > 1, np.where(zero3, 1.0, 1.0 / 3.0), 0.0) * 4e-9 * local
             each = each + rate.fixed_seconds("dp_gigabyte") * copied
         each = np.where(zero3 | eager, each, 0.0)
@@ -108,7 +99,13 @@ def data_parallel(
         fsdp = each if rate.cpu else beside
 
     updated = (zero1 | zero2) & (not software.lora)
-    total = passes(np.where(updated, 1.0, 0.0), np.where(eager, 0.0, reduced), np.ones(len(layouts)))
+    total = data_parallel_seconds(
+        whole,
+        gathers=np.where(updated, 1.0, 0.0),
+        gathered_bytes=gathered,
+        reduced_bytes=np.where(eager, 0.0, reduced),
+        sharded=layouts.sharding >= ZERO1,
+    )
     total = np.where(zero3, 0.0, total)
     if rate.cpu:  # gradients are joined in a buffer, experts' in their own; zero1 also copies its slice of the weights
         joined = np.where(zero1, rate.fixed_seconds("shard_gigabyte"), rate.fixed_seconds("flat_gigabyte"))
@@ -122,7 +119,7 @@ def data_parallel(
     owned = local / np.where(split, ranks.shards, 1.0) + local_expert / np.where(split, ranks.expert_shards, 1.0)
     if software.lora:
         owned = np.zeros(len(layouts))
-    per_host = np.minimum(net.gpus_per_node, layouts.world_size)
+    per_host = np.minimum(axes.net.gpus_per_node, layouts.world_size)
     constant = rate.fixed_seconds("step") if rate.cpu else parameters.step_constant.value
     return DataParallel(
         fsdp=fsdp,
@@ -135,4 +132,35 @@ def data_parallel(
         expert_weights=local_expert,
         reduced_width=reduced,
         gathered_width=gathered,
+    )
+
+
+def _units(
+    job: Job, layouts: LayoutArrays, axes: Axes, local: Floats, local_expert: Floats, *, wrapped: bool
+) -> tuple[Weighed, Weighed]:
+    """Weights of one rank with what one collective moves of them: a mean layer where layers are wrapped, else a bucket.
+
+    The same size for every rank of a pipeline, so that time is linear in the weights of a rank. Where CPU cores play
+    the part of GPUs, all of a rank's weights, cut into its layers: what was measured there holds costs of each.
+    """
+    weights, model = weights_of(job.model), job.model
+    layers, pp, split = model.num_layers, layouts.pp.astype(np.float64), layouts.ep * layouts.etp
+    if axes.net.cpu:
+        pieces = layers / pp + 1.0 if wrapped else np.ones(len(layouts))
+        units = local / pieces, local_expert / pieces
+    else:
+        dense = sum(weights.dense[kind] * count for kind, count in model.kind_counts.items()) / layouts.tp
+        expert = sum(weights.expert[kind] * count for kind, count in model.kind_counts.items()) / split
+        units = dense / layers, expert / layers
+        if not wrapped:
+            buckets = [np.maximum(BUCKET, BUCKET_OF_RANK * one.ranks) for one in (axes.shards, axes.expert_shards)]
+            units = np.minimum(buckets[0], dense / pp), np.minimum(buckets[1], expert / pp)
+    return (
+        Weighed(local=local, unit=np.maximum(units[0], 1.0), shards=axes.shards, copies=axes.copies),
+        Weighed(
+            local=local_expert,
+            unit=np.maximum(units[1], 1.0),
+            shards=axes.expert_shards,
+            copies=axes.expert_copies,
+        ),
     )

@@ -21,7 +21,7 @@ from simulator.links import links
 from simulator.outcome import BREAKDOWN
 from simulator.parameters import Parameters
 from simulator.stages import StageTables
-from simulator.traffic import p2p_seconds, ranks_of
+from simulator.traffic import axes_of, p2p_seconds, ranks_of
 from simulator.weights import weights_of
 from topologies.cluster import Cluster
 
@@ -93,14 +93,18 @@ def evaluate(
 ) -> Evaluation:
     """Run the closed form over all rows."""
     model, ranks = job.model, ranks_of(layouts)
-    rate, net, weight = rates(cluster, job, parameters), links(cluster, parameters), weights_of(model)
+    rate, axes, weight = (
+        rates(cluster, job, parameters),
+        axes_of(links(cluster, parameters), layouts, ranks),
+        weights_of(model),
+    )
     share = shares(job, layouts, ranks)
     software, micro = rate.software, share.num_microbatches
 
     times = tuple(
         layer_times(
             rate,
-            net,
+            axes,
             job,
             model.layer_kinds[column.kind],
             weight.dense[column.kind],
@@ -120,11 +124,11 @@ def evaluate(
 
     sent = share.tokens / ranks.tp if software.split_boundary else share.norm_tokens
     boundary = rate.element_bytes * sent * model.hidden_size
-    p2p = p2p_seconds(net, ranks, boundary)
+    p2p = p2p_seconds(axes, boundary)
     p2p_exposed = np.where(ranks.vpp > 1, software.exposed_pp_interleaved, software.exposed_pp)
     p2p_comm = np.where(ranks.pp > 1, p2p_exposed * 2.0 * ranks.vpp * p2p + rate.fixed_seconds("pp_microbatch"), 0.0)
     loaded = microbatch + p2p_comm
-    data = data_parallel(rate, net, job, layouts, share, tables, loaded)
+    data = data_parallel(rate, axes, job, layouts, share, tables, loaded)
     sent = p2p_comm + data.fsdp  # every pass that fills or drains the pipeline waits for them as well
     ramp = np.maximum(whole - microbatch + sent * (ranks.pp - 1), 0.0) / ranks.vpp
     bubble = np.where(ranks.pp > 1, ramp, 0.0)

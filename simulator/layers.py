@@ -26,7 +26,6 @@ from simulator.compute import (
     memory_seconds,
     saturating_max,
 )
-from simulator.links import Links
 from simulator.measured_costs import software_seconds
 from simulator.moe import (
     dense_ffn_seconds,
@@ -37,6 +36,7 @@ from simulator.moe import (
     permute_seconds,
 )
 from simulator.traffic import (
+    Axes,
     Ranks,
     cp_seconds,
     ep_seconds,
@@ -154,7 +154,7 @@ class LayerTimes:
 
 def layer_times(
     rates: Rates,
-    net: Links,
+    axes: Axes,
     job: Job,
     layer: Layer,
     weights: float,
@@ -216,15 +216,15 @@ def layer_times(
     gpu = gemm + gemm_backward + 3.0 * memory + core_forward + core_backward + cast + accumulate + again
     host = _host_seconds(rates, layer, share, full, gpu, element * tokens * hidden, local_weights)
 
-    tp_one = tp_seconds(net, ranks, element * tokens * hidden, share.sequence_parallel)
+    tp_one = tp_seconds(axes, element * tokens * hidden, share.sequence_parallel)
     if mixer is None or ffn is None:
         tp_one = tp_one / 2.0
     part = np.where(ranks.etp < tp, 0.5, 1.0) if isinstance(ffn, Moe) else 1.0
     tp_exposed, tp_backward = part * software.exposed_tp, part * software.exposed_tp_backward
     regather = (
         zero
-        if net.points
-        else np.where(share.sequence_parallel, tp_regather_seconds(net, ranks, element * tokens * hidden), 0.0)
+        if rates.cpu or not np.any(share.sequence_parallel)
+        else np.where(share.sequence_parallel, tp_regather_seconds(axes, element * tokens * hidden), 0.0)
     )
     if software.lora:
         regather = zero
@@ -235,11 +235,11 @@ def layer_times(
     tp_bytes = part * element * tokens * hidden * np.where(tp > 1, halves + (np.asarray(regather) > 0), 0.0)
     cp_comm = cp_traffic = cp_bytes = ep_traffic = ep_bytes = zero
     if mixer is not None and not isinstance(mixer, Mamba):
-        cp_comm, cp_traffic, cp_bytes = _context_seconds(rates, net, job, mixer, share, cp_comm_kind, full)
+        cp_comm, cp_traffic, cp_bytes = _context_seconds(rates, axes, job, mixer, share, cp_comm_kind, full)
     ep_comm = zero
     if isinstance(ffn, Moe):
         routed = element * hidden * ffn.top_k * tokens / tp
-        one = ep_seconds(net, ranks, routed, ffn.top_k, software.deduplicates)
+        one = ep_seconds(axes, ranks, routed, ffn.top_k, software.deduplicates)
         twice = np.where((recompute == SELECTIVE) & ("moe" in modules), 1.0, full)
         ep_traffic = (4.0 + 2.0 * twice) * one
         ep_bytes = np.where(ranks.ep > 1, (4.0 + 2.0 * twice) * routed, 0.0)
@@ -271,7 +271,7 @@ def layer_times(
 
 
 def _context_seconds(
-    rates: Rates, net: Links, job: Job, mixer: Attention | Mla, share: Shares, kind: ContextExchange, full: Bools
+    rates: Rates, axes: Axes, job: Job, mixer: Attention | Mla, share: Shares, kind: ContextExchange, full: Bools
 ) -> tuple[Floats, Floats, Floats]:
     """Traffic of context parallelism, forward and backward: exposed seconds, seconds before overlap, bytes.
 
@@ -282,11 +282,11 @@ def _context_seconds(
     ranks, element = share.ranks, rates.element_bytes
     if kind == "all-to-all":
         kept = element * (mixer_elements(mixer, share.tokens, ranks.tp) + core_elements(mixer, share.tokens, ranks.tp))
-        seconds = (2.0 + full) * head_exchange_seconds(net, ranks, kept)
+        seconds = (2.0 + full) * head_exchange_seconds(axes, kept)
         return seconds, seconds, np.where(ranks.cp > 1, (2.0 + full) * kept, 0.0)
     exchanged = element * key_value_elements(mixer, share.batch * job.seq_length, ranks.tp)
     times = (3.0 if kind == "ring" else 2.0) + full
-    seconds = times * cp_seconds(net, ranks, exchanged)
+    seconds = times * cp_seconds(axes, exchanged, ring=kind == "ring")
     exposed = rates.software.exposed_cp if kind == "ring" else 1.0
     return exposed * seconds, seconds, np.where(ranks.cp > 1, times * exchanged, 0.0)
 

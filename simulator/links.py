@@ -1,4 +1,4 @@
-"""How fast a group of ranks moves data: bus bandwidth by placement, or what was measured between these ranks."""
+"""The links of a cluster as groups of ranks see them: rates by placement, or what was measured between ranks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulator import nccl
 from simulator.arrays import Floats
 from simulator.parameters import Parameters
-from topologies.cluster import Cluster, CollectiveKind, CollectivePoint, Fabric
+from topologies.cluster import Cluster, CollectiveKind, CollectivePoint, Tier
 
-HALVES: dict[CollectiveKind, float] = {
-    "all_reduce": 2.0,
-    "all_gather": 1.0,
-    "reduce_scatter": 1.0,
-    "all_to_all": 1.0,
-    "broadcast": 1.0,
-    "send_recv": 1.0,
-}
-"""Passes of a ring over the buffer: an all-reduce is a reduce-scatter and an all-gather."""
+GB = 1e9
 
 STAND_INS: dict[CollectiveKind, tuple[tuple[CollectiveKind, float], ...]] = {
     "all_reduce": (),
@@ -36,49 +29,88 @@ PCIE_BYTES_PER_SECOND = {"ampere": 20e9, "hopper": 40e9, "blackwell": 40e9, "cdn
 MESHES = ("infinity-fabric", "nvlink-mesh")
 """Domains without a switch: two of 8 MI300X reach 47.7 GB/s, all eight 312.9 (stas00/ml-engineering)."""
 
-LAUNCH_SECONDS, HOP_SECONDS = 5e-6, 2e-6
-"""Start of a collective, and each further rank of it (NCCL ring, LL128 protocol: 14 us at 8 ranks)."""
+ALL_TO_ALL_SHARE, MESH_ALL_TO_ALL_SHARE = 0.95, 0.89
+"""Of the ring bus bandwidth inside a domain: 224.3 of 235 GB/s on 8 A100 (superbench log), 361.4 of 406.8 over the mesh
+of 8 MI355X (OCI)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """The links of one cluster, as scalars."""
 
+    architecture: str
     domain_size: float
     """GPUs that reach each other without a NIC."""
     gpus_per_node: float
-    scale_up_bytes_per_second: float
-    """All-reduce bus bandwidth inside a domain."""
     kind: str
     """Of the network inside a domain."""
-    network_bytes_per_second: float
-    """Per GPU and direction, as training traffic sees it."""
+    switched: bool
+    link_bytes_per_second: float
+    """Of one GPU inside a domain, as the data sheet says."""
+    bus_bytes_per_second: float
+    """All-reduce bus bandwidth inside a domain, as measured."""
+    channels: float
+    channel_bytes_per_second: float
+    """NCCL's channels inside a domain."""
+    nics_per_gpu: float
+    nic_bytes_per_second: Floats | float
+    """Of one NIC and direction, as this traffic sees it."""
+    shared: bool
+    """All GPUs of a node send at once, in groups side by side: none finds a NIC for itself that others use."""
+    nic_seconds: float
+    hop_seconds: float
+    """One hop inside a domain, for libraries other than NCCL."""
     host_bytes_per_second: float
     """Per GPU, between the domains of one node: through the host's PCIe."""
-    fabric: Fabric
-    half_speed_bytes: float
-    """Buffer at which a collective inside a domain runs at half of its bandwidth."""
-    all_to_all_share: float
+    tiers: tuple[Tier, ...]
+    all_to_all_share: Floats | float
     points: tuple[CollectivePoint, ...] = ()
     """Measured collectives; they take the place of the formulas."""
 
+    @property
+    def cpu(self) -> bool:
+        """CPU cores play the part of GPUs, and gloo that of NCCL."""
+        return self.architecture == "cpu"
 
-def links(cluster: Cluster, parameters: Parameters) -> Links:
-    """Gather the links of a cluster."""
-    measured = cluster.measured.collectives if cluster.measured else ()
-    cpu = cluster.gpu.architecture == "cpu"
-    share = np.minimum(parameters.nic.value, cluster.fabric.efficiency)
+
+def links(cluster: Cluster, parameters: Parameters | None = None) -> Links:
+    """Gather the links of a cluster.
+
+    ``parameters`` say what training traffic keeps of the NICs and of the rate of an all-to-all; without them links are
+    as a benchmark of one collective at a time finds them.
+    """
+    node, scale_up, architecture = cluster.node, cluster.scale_up, cluster.gpu.architecture
+    switched = scale_up.kind == "nvswitch"
+    link = scale_up.bandwidth_bytes_per_second / GB
+    channels, _ = nccl.intra_channels(architecture, link)
+    speed = nccl.carried_per_channel(architecture, link)
+    if not switched or cluster.gpu.vendor != "NVIDIA":
+        channels, speed = 8.0, scale_up.bus_bandwidth_bytes_per_second / GB / 8.0
+    exchange = ALL_TO_ALL_SHARE if switched else MESH_ALL_TO_ALL_SHARE
+    line: Floats | float = 0.0
+    if node.nic is not None:
+        line = node.nic.bandwidth_bytes_per_second / GB
+        share = np.minimum(1.0 if parameters is None else parameters.nic.value, cluster.fabric.efficiency)
+        line = np.minimum(nccl.inter_speed(architecture, line), line * share)
     return Links(
+        architecture=architecture,
         domain_size=cluster.domain_size,
-        gpus_per_node=cluster.node.gpus_per_node,
-        scale_up_bytes_per_second=cluster.scale_up.bus_bandwidth_bytes_per_second,
-        kind=cluster.scale_up.kind,
-        network_bytes_per_second=cluster.node.network_bytes_per_second_per_gpu * share,
-        host_bytes_per_second=PCIE_BYTES_PER_SECOND.get(cluster.gpu.architecture, 0.0),
-        fabric=cluster.fabric,
-        half_speed_bytes=0.0 if cpu else parameters.half_speed.value,
-        all_to_all_share=1.0 if cpu else parameters.all_to_all.value,
-        points=measured,
+        gpus_per_node=node.gpus_per_node,
+        kind=scale_up.kind,
+        switched=switched,
+        link_bytes_per_second=scale_up.bandwidth_bytes_per_second,
+        bus_bytes_per_second=scale_up.bus_bandwidth_bytes_per_second,
+        channels=channels,
+        channel_bytes_per_second=speed * GB,
+        nics_per_gpu=node.nics_per_node / node.gpus_per_node,
+        nic_bytes_per_second=line * GB,
+        shared=parameters is not None,
+        nic_seconds=node.nic.latency_seconds if node.nic else 0.0,
+        hop_seconds=scale_up.latency_seconds,
+        host_bytes_per_second=PCIE_BYTES_PER_SECOND.get(architecture, 0.0),
+        tiers=cluster.fabric.tiers,
+        all_to_all_share=exchange if parameters is None or architecture == "cpu" else parameters.all_to_all.value,
+        points=cluster.measured.collectives if cluster.measured else (),
     )
 
 
@@ -94,58 +126,67 @@ def mesh_share(kind: str, ranks: Floats, domain_size: float) -> Floats:
     return np.clip((ranks - 1.0) / (domain_size - 1.0), 1.0 / (domain_size - 1.0), 1.0)
 
 
-def network_rate(net: Links, ranks: Floats, stride: Floats) -> Floats:
-    """NIC rate that a group sees per GPU, after the oversubscription of the levels that it spans.
+def ring_taper(tiers: tuple[Tier, ...], nodes: Floats, step: Floats) -> Floats:
+    """How much slower oversubscribed levels make the NICs of rings over ``nodes``, in order, ``step`` nodes apart.
 
-    Where a node holds more than one domain, groups inside the node may use the host's links instead.
+    Groups lie side by side: of the nodes below one part of a level, the last ``step`` send across its edge (all of
+    them where members lie further apart than the part is wide), and they may use the whole of its way up.
     """
-    rate = np.full(np.shape(ranks), net.network_bytes_per_second)
-    if net.domain_size < net.gpus_per_node:
-        inside = ranks * stride <= net.gpus_per_node
-        rate = np.where(inside, np.maximum(rate, net.host_bytes_per_second), rate)
-    if all(tier.oversubscription == 1.0 for tier in net.fabric.tiers):
-        return rate
-    nodes = ranks * stride / net.gpus_per_node
-    factor, lower = 1.0, 1.0
-    for tier in net.fabric.tiers:
+    worst, factor, below = np.ones_like(nodes), 1.0, 1.0
+    for tier in tiers:
         factor *= tier.oversubscription
-        rate = np.where(nodes > lower, net.network_bytes_per_second / factor, rate)
-        lower = tier.nodes
-    return rate
+        crossing = np.minimum(np.maximum(step, 1.0), below) / below
+        worst = np.where(nodes > below, np.maximum(worst, factor * crossing), worst)
+        below = float(tier.nodes)
+    return np.asarray(worst)
 
 
-def bus_rate(net: Links, ranks: Floats, stride: Floats) -> Floats:
-    """Bus bandwidth of a ring: the domain's, or across it that of the NICs of the members in one domain."""
-    local = local_ranks(net, ranks, stride)
-    inside = net.scale_up_bytes_per_second
-    across = np.minimum(inside, local * network_rate(net, ranks, stride))
-    if net.kind not in MESHES:
-        return np.where(ranks <= local * 1.001, inside, across)
-    return np.where(ranks <= local * 1.001, inside * mesh_share(net.kind, ranks, net.domain_size), across)
+def exchange_taper(tiers: tuple[Tier, ...], nodes: Floats, step: Floats) -> Floats:
+    """The same where all members send to all: a part of ``below`` nodes sends away what is for nodes beyond it.
 
-
-def volume_seconds(net: Links, kind: CollectiveKind, ranks: Floats, stride: Floats, size_bytes: Floats) -> Floats:
-    """Time of a long collective over the whole buffer ``size_bytes``; no latency. Zero for one rank.
-
-    Ring volume (ranks - 1) / ranks per half over the bus rate, or what was measured.
+    Relative to what leaves a node, which is all of it but the share of the node itself.
     """
-    if net.points:
-        return measured_seconds(net.points, kind, ranks, size_bytes)
-    time = HALVES[kind] * (ranks - 1) / ranks * size_bytes / bus_rate(net, ranks, stride)
-    return np.asarray(time)
+    worst, factor, below = np.ones_like(nodes), 1.0, 1.0
+    for tier in tiers:
+        factor *= tier.oversubscription
+        own = np.maximum(step, 1.0) / nodes
+        away = (1.0 - np.maximum(below / nodes, own)) / np.maximum(1.0 - own, 1e-9)
+        worst = np.where(nodes > below, np.maximum(worst, factor * away), worst)
+        below = float(tier.nodes)
+    return np.asarray(worst)
 
 
-def collective_latency_seconds(ranks: Floats) -> Floats:
-    """Start of a collective and one hop per rank."""
-    return np.where(ranks > 1, LAUNCH_SECONDS + HOP_SECONDS * ranks, 0.0)
-
-
-def short_seconds(net: Links, kind: CollectiveKind, ranks: Floats, stride: Floats, size_bytes: Floats) -> Floats:
-    """Time of a collective of some megabytes on the way of every layer: volume, ramp and latency. Zero for one rank."""
-    if net.points:
-        return measured_seconds(net.points, kind, ranks, size_bytes)
-    ramped = volume_seconds(net, kind, ranks, stride, size_bytes + net.half_speed_bytes)
-    return ramped + HALVES[kind] * collective_latency_seconds(ranks)
+def group_of(net: Links, ranks: Floats, stride: Floats) -> nccl.Group:
+    """Place groups of ``ranks``, neighbours ``stride`` GPUs apart, and search channels as NCCL does."""
+    ranks = np.maximum(ranks, 2.0)
+    per_domain = local_ranks(net, ranks, stride)
+    domains = np.ceil(ranks / per_domain - 1e-9)
+    speed: Floats | float = net.channel_bytes_per_second
+    if not net.switched:
+        speed = speed * mesh_share(net.kind, per_domain, net.domain_size)
+    nics = np.maximum(1.0, per_domain * min(1.0, net.nics_per_gpu))
+    rate = np.maximum(net.nic_bytes_per_second, 1.0) * max(1.0, net.nics_per_gpu)  # NICs of a GPU carry one channel
+    if net.shared:
+        rate = rate * np.minimum(1.0, per_domain * net.nics_per_gpu)
+    nodes, step = ranks * stride / net.gpus_per_node, stride / net.gpus_per_node
+    ring, exchange = rate / ring_taper(net.tiers, nodes, step), rate / exchange_taper(net.tiers, nodes, step)
+    if net.domain_size < net.gpus_per_node:
+        host = net.host_bytes_per_second * per_domain / nics
+        ring, exchange = (np.where(nodes <= 1.0, np.maximum(one, host), one) for one in (ring, exchange))
+    return nccl.Group(
+        ranks=ranks,
+        domains=domains,
+        per_domain=per_domain,
+        architecture=net.architecture,
+        switched=net.switched,
+        link_bytes_per_second=net.link_bytes_per_second,
+        intra_channels=net.channels,
+        intra_bytes_per_second=speed,
+        inter_channels=np.minimum(nics, nccl.MAX_INTER_CHANNELS),
+        inter_bytes_per_second=ring,
+        nic_seconds=net.nic_seconds,
+        exchange_bytes_per_second=exchange * nics / per_domain,
+    )
 
 
 def measured_seconds(

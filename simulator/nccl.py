@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.arrays import Floats
+from simulator.arrays import Bools, Floats
 from topologies.cluster import CollectiveKind
 
 GB, US = 1e9, 1e-6
+NEVER = 1e12
+"""Latency of an algorithm where it does not run."""
 
 NVLS_EFFICIENCY = {"hopper": 0.85, "blackwell": 0.74}
 NVLS_LINK_SHARE = {"hopper": 0.85, "blackwell": 0.77}
@@ -65,11 +67,14 @@ TREE_CORRECTION = {
     ),
 }
 """Share of a tree's bandwidth by the power of two of the size, from 64 bytes on."""
+CORRECTIONS = tuple(np.array([*TREE_CORRECTION[protocol], 1.0]) for protocol in PROTOCOLS)
+PAT_BASE, PAT_RANK, PAT_HOPS_AT_ONCE, PAT_RATE = 8.0, 2.8, 3.5, 0.75
+"""Microseconds of its start and of each rank; hops that overlap; share of the ring's bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Ranks of a collective and what joins them; channels, and what each carries."""
+    """Ranks of collectives and what joins them, one entry per group; channels, and what each carries."""
 
     ranks: Floats
     domains: Floats
@@ -78,11 +83,42 @@ class Group:
     architecture: str
     switched: bool
     link_bytes_per_second: float
-    intra_channels: float
-    intra_bytes_per_second: float
+    intra_channels: Floats | float
+    intra_bytes_per_second: Floats | float
     inter_channels: Floats
     inter_bytes_per_second: Floats
     nic_seconds: float
+    exchange_bytes_per_second: Floats
+    """Of the NICs of one GPU, where all members send to all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Time of one algorithm and protocol over the size of the buffer: latency, and seconds for each byte."""
+
+    latency: Floats
+    byte_seconds: Floats
+    long_from: Floats | None = None
+    """Buffer from which ``long_latency`` counts instead."""
+    long_latency: Floats | None = None
+    correction: Floats | None = None
+    """Share of the rate by the power of two of the size, see TREE_CORRECTION."""
+    chunked: Floats | None = None
+    """1 where cutting the buffer into chunks costs time of its own (see ``collectives``), 0 elsewhere."""
+
+    def parts(self, size: Floats) -> tuple[Floats, Floats]:
+        """Latency and transfer time of buffers of ``size`` bytes."""
+        latency, transfer = self.latency, size * self.byte_seconds
+        if self.long_from is not None and self.long_latency is not None:
+            latency = np.where(size >= self.long_from, self.long_latency, latency)
+        if self.correction is not None:
+            power = np.log2(np.maximum(size, 64.0) / 64.0).astype(np.int64)
+            transfer = transfer / self.correction[np.minimum(power, len(self.correction) - 1)]
+        return latency, transfer
+
+
+Lines = dict[tuple[str, str], Line]
+"""By algorithm and protocol."""
 
 
 def intra_channels(architecture: str, link_gbytes: float) -> tuple[float, float]:
@@ -120,18 +156,27 @@ def inter_speed(architecture: str, nic_gbytes: float) -> float:
     return max(fitting, default=nic_gbytes)
 
 
-def candidates(kind: CollectiveKind, group: Group, size: Floats) -> dict[tuple[str, str], Floats]:
-    """Seconds of every algorithm and protocol that NCCL would consider for a ring-like collective."""
-    found: dict[tuple[str, str], Floats] = {}
+def lines(kind: CollectiveKind, group: Group) -> Lines:
+    """Return every algorithm and protocol that NCCL would consider for a ring-like collective."""
+    found: Lines = {}
+    alone = group.per_domain <= 1
     for index, protocol in enumerate(PROTOCOLS):
-        found["ring", protocol] = _ring(kind, group, size, index)
+        found["ring", protocol] = _ring(kind, group, index)
         if kind == "all_reduce":
-            found["tree", protocol] = _tree(group, size, index)
+            found["tree", protocol] = _tree(group, index)
+    if kind in ("all_gather", "reduce_scatter") and np.any(alone & (group.domains > 1)):
+        found["pat", "Simple"] = _pat(group)
     if kind == "all_reduce" and group.switched and group.architecture in NVLS_EFFICIENCY:
         one = group.domains <= 1
-        found["nvls", "Simple"] = np.where(one & (group.per_domain > 4), _nvls(group, size), np.inf)
-        found["nvls-tree", "Simple"] = np.where(one, np.inf, _nvls_tree(group, size))
+        if np.any(one):
+            found["nvls", "Simple"] = _only(one & (group.per_domain > 4), _nvls(group))
+        if not np.all(one):
+            found["nvls-tree", "Simple"] = _only(~one, _nvls_tree(group))
     return found
+
+
+def _only(here: Bools, line: Line) -> Line:
+    return replace(line, latency=np.where(here, line.latency, NEVER))
 
 
 def steps(kind: CollectiveKind, ranks: Floats) -> Floats:
@@ -148,12 +193,12 @@ def _bus(group: Group) -> tuple[Floats, Floats]:
     inside = group.intra_channels * group.intra_bytes_per_second / GB
     across = group.inter_channels * group.inter_bytes_per_second / GB
     # up to two domains NCCL counts the inner graph, beyond them the outer one, whose channels the links must carry
-    limit = np.where(group.domains > 2, max(inside, LINK_SHARE * group.link_bytes_per_second / GB), inside)
+    limit = np.where(group.domains > 2, np.maximum(inside, LINK_SHARE * group.link_bytes_per_second / GB), inside)
     limit = limit if group.switched else np.full_like(across, inside)
     return np.where(one, inside, np.minimum(limit, across)), channels
 
 
-def _ring(kind: CollectiveKind, group: Group, size: Floats, index: int) -> Floats:
+def _ring(kind: CollectiveKind, group: Group, index: int) -> Line:
     bus, channels = _bus(group)
     one = group.domains <= 1
     architecture = group.architecture
@@ -168,13 +213,17 @@ def _ring(kind: CollectiveKind, group: Group, size: Floats, index: int) -> Float
     overhead = NET_OVERHEAD * (3.0 if index == 2 else 1.0)
     intra = np.where(one, NVLINK["ring"][index], np.maximum(NVLINK["ring"][index], overhead))
     latency = BASE["ring"][index] + (count - crossings) * intra + crossings * _inter("ring", group, index)
-    if index == 2 and kind == "all_reduce":
-        long = ~one & (size / (channels * group.ranks) >= 64)
-        latency = np.where(long, latency * 1.4, latency)
-    return np.asarray(latency * US + size / (bandwidth * GB))
+    line = Line(latency=latency * US, byte_seconds=1.0 / (bandwidth * GB))
+    if index < 2:
+        return line
+    line = replace(line, chunked=np.where(one & group.switched, 1.0, 0.0))
+    if kind != "all_reduce" or np.all(one):
+        return line
+    late = line.latency * np.where(one, 1.0, 1.4)
+    return replace(line, long_from=64.0 * channels * group.ranks, long_latency=late)
 
 
-def _tree(group: Group, size: Floats, index: int) -> Floats:
+def _tree(group: Group, index: int) -> Line:
     """Two trees; between two domains each sends the buffer once instead of twice, as the inner graph of NCCL says."""
     twice = np.where(group.domains == 2, 2.0, 1.0)
     bus, channels = _bus(replace(group, inter_bytes_per_second=group.inter_bytes_per_second * twice))
@@ -188,15 +237,25 @@ def _tree(group: Group, size: Floats, index: int) -> Floats:
     else:
         most = channels * _by_nodes(TREE_CHANNEL.get(architecture, TREE_CHANNEL["ampere"]), group)
         bus = np.minimum(0.92 * bus, most)
-    table = np.array(TREE_CORRECTION[PROTOCOLS[index]], dtype=np.float64)
-    power = np.log2(np.maximum(size, 64.0) / 64.0).astype(np.int64)
-    bandwidth = 0.5 * bus * np.where(power < len(table), table[np.minimum(power, len(table) - 1)], 1.0)
     depth = np.floor(np.log2(np.maximum(group.domains, 1.0)))
     hops = (group.per_domain - 1) * NVLINK["tree"][index] + depth * _inter("tree", group, index)
-    return np.asarray((BASE["tree"][index] + 2.0 * hops) * US + size / (bandwidth * GB))
+    return Line(
+        latency=(BASE["tree"][index] + 2.0 * hops) * US,
+        byte_seconds=1.0 / (0.5 * bus * GB),
+        correction=CORRECTIONS[index],
+        chunked=np.where(one & group.switched, 1.0, 0.0) if index == 2 else None,
+    )
 
 
-def _nvls(group: Group, size: Floats) -> Floats:
+def _pat(group: Group) -> Line:
+    """Parallel aggregated trees, for gathers and reduce-scatters with one GPU in each domain."""
+    bus, _ = _bus(group)
+    hops = np.floor(np.log2(np.maximum(group.domains, 1.0))) * _inter("ring", group, 2) / PAT_HOPS_AT_ONCE
+    latency = np.where((group.per_domain <= 1) & (group.domains > 1), PAT_BASE + hops + PAT_RANK * group.ranks, NEVER)
+    return Line(latency=latency * US, byte_seconds=1.0 / (PAT_RATE * bus * GB))
+
+
+def _nvls(group: Group) -> Line:
     """Reduction inside the switches of one domain: each of n GPUs sends and receives size * (1 + 1 / n).
 
     The links run at what NCCL counts times its NVLS efficiency. Beyond eight GPUs the bus bandwidth stays: 839 to 847
@@ -206,10 +265,14 @@ def _nvls(group: Group, size: Floats) -> Floats:
     members = np.clip(group.per_domain, 2.0, 8.0)
     bus = 2 * (members - 1) / (members + 1) * nvls_link_rate(group.architecture, group.link_bytes_per_second) / GB
     bandwidth = bus * group.ranks / (2 * (group.ranks - 1))
-    return np.asarray(NVLS_INTRA * US + size / (bandwidth * GB))
+    return Line(
+        latency=np.full_like(bandwidth, NVLS_INTRA * US),
+        byte_seconds=1.0 / (bandwidth * GB),
+        chunked=np.ones_like(bandwidth),
+    )
 
 
-def _nvls_tree(group: Group, size: Floats) -> Floats:
+def _nvls_tree(group: Group) -> Line:
     """Switches inside the domains, a tree between them."""
     heads = np.minimum(group.per_domain, 8.0)
     inside = _nvls_speed(group, heads) * (heads - 1) / heads * 2.0
@@ -219,7 +282,7 @@ def _nvls_tree(group: Group, size: Floats) -> Floats:
     bandwidth = np.maximum(bus * group.ranks / (2 * (group.ranks - 1)), 1e-9)
     inter = NVLS_TREE_INTER + 2 * group.nic_seconds / US
     latency = NVLS_INTRA + 2 * np.floor(np.log2(np.maximum(group.domains, 1.0))) * inter
-    return np.asarray(latency * US + size / (bandwidth * GB))
+    return Line(latency=latency * US, byte_seconds=1.0 / (bandwidth * GB))
 
 
 def _counted(group: Group) -> float:

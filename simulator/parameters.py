@@ -102,7 +102,6 @@ class Parameters(FileDocument):
     exposed_dp: Parameter
     exposed_dp_overlapped: Parameter
     exposed_fsdp: Parameter
-    half_speed: BytesParameter
     all_to_all: Parameter
     nic: Parameter
     jitter: Parameter

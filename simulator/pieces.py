@@ -22,7 +22,7 @@ from simulator.links import links
 from simulator.memory import memory_parts, recipe_bytes
 from simulator.parameters import Parameters, shipped_parameters
 from simulator.stages import Column, StageTables
-from simulator.traffic import ranks_of
+from simulator.traffic import axes_of, ranks_of
 from simulator.weights import columns_weights, weights_of
 from topologies.cluster import Cluster
 
@@ -221,9 +221,10 @@ def _tail(
     largest = int(np.argmax(expert))
     layers, ends = np.zeros((3, len(columns))), np.zeros((3, 2))
     ends[1, 0], layers[2, largest] = 1.0, 1.0
-    rows, net = _repeated(row, 3), links(cluster, parameters)
-    share = shares(job, rows, ranks_of(rows))
-    found = data_parallel(one.rates, net, job, rows, share, _table(columns, layers, ends), np.zeros(3))
+    rows = _repeated(row, 3)
+    ranks = ranks_of(rows)
+    axes, share = axes_of(links(cluster, parameters), rows, ranks), shares(job, rows, ranks)
+    found = data_parallel(one.rates, axes, job, rows, share, _table(columns, layers, ends), np.zeros(3))
 
     def linear(values: Floats) -> Linear:
         constant = float(values[0])
@@ -238,7 +239,7 @@ def _tail(
         update=linear(found.update),
         each=linear(found.fsdp),
         beside_share=1.0 if one.rates.cpu else software.exposed_fsdp,
-        exact=not net.points,
+        exact=not axes.net.points,
     )
 
 

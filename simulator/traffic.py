@@ -10,17 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from scenarios.layout import Axis
-from simulator.arrays import Bools, Floats, LayoutArrays
-from simulator.links import (
-    Links,
-    bus_rate,
-    collective_latency_seconds,
-    local_ranks,
-    measured_seconds,
-    network_rate,
-    short_seconds,
-    volume_seconds,
-)
+from simulator.arrays import Bools, Floats, LayoutArrays, every_row
+from simulator.collectives import Groups, groups_of
+from simulator.links import Links
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,65 +72,95 @@ def ranks_of(layouts: LayoutArrays) -> Ranks:
     )
 
 
-def tp_seconds(net: Links, ranks: Ranks, activation_bytes: Floats, sequence_parallel: Bools) -> Floats:
-    """Collectives of one layer's forward over the tp group (Shoeybi et al. 2019; Korthikanti et al. 2022).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """The groups of every parallel axis."""
 
-    Two all-reduces of the activations, or with sequence parallelism two all-gathers and two reduce-scatters, which move
-    the same. The backward costs the same again.
+    net: Links
+    tp: Groups
+    cp: Groups
+    ep: Groups
+    pp: Groups
+    shards: Groups
+    copies: Groups
+    """Of one shard of the dense weights."""
+    expert_shards: Groups
+    expert_copies: Groups
+
+
+def axes_of(net: Links, layouts: LayoutArrays, ranks: Ranks) -> Axes:
+    """Place the groups of every axis.
+
+    Rows that send the same are priced once, but for parameters under trial, where every row has its own links, and for
+    CPU cores, which reduce all weights of the heaviest stage in one go, and those differ.
     """
-    if not net.points:
-        return 2.0 * short_seconds(net, "all_reduce", ranks.tp, ranks.tp_stride, activation_bytes)
-    return 2.0 * np.where(
-        sequence_parallel,
-        short_seconds(net, "all_gather", ranks.tp, ranks.tp_stride, activation_bytes)
-        + short_seconds(net, "reduce_scatter", ranks.tp, ranks.tp_stride, activation_bytes),
-        short_seconds(net, "all_reduce", ranks.tp, ranks.tp_stride, activation_bytes),
+    own = net.cpu or np.ndim(net.nic_bytes_per_second) or np.ndim(net.all_to_all_share)
+    rows = every_row(len(layouts)) if own else layouts.alike()
+    exchanged = ranks.ep * ranks.etp if net.cpu else ranks.ep
+    return Axes(
+        net=net,
+        tp=groups_of(net, ranks.tp, ranks.tp_stride, rows),
+        cp=groups_of(net, ranks.cp, ranks.cp_stride, rows),
+        ep=groups_of(net, exchanged, ranks.ep_stride, rows),
+        pp=groups_of(net, np.minimum(ranks.pp, 2.0) if net.cpu else ranks.pp, ranks.pp_stride, rows),
+        shards=groups_of(net, ranks.shards, ranks.dp_stride, rows),
+        copies=groups_of(net, ranks.replicas, ranks.shards * ranks.dp_stride, rows),
+        expert_shards=groups_of(net, ranks.expert_shards, ranks.expert_stride, rows),
+        expert_copies=groups_of(net, ranks.replicas, ranks.expert_shards * ranks.expert_stride, rows),
     )
 
 
-def tp_regather_seconds(net: Links, ranks: Ranks, activation_bytes: Floats) -> Floats:
+def tp_seconds(axes: Axes, activation_bytes: Floats, sequence_parallel: Bools) -> Floats:
+    """Collectives of one layer's forward over the tp group (Shoeybi et al. 2019; Korthikanti et al. 2022).
+
+    Two all-reduces of the activations, or with sequence parallelism two all-gathers and two reduce-scatters. The
+    backward costs the same again.
+    """
+    time = np.zeros(len(axes.tp.ranks))
+    if np.any(sequence_parallel):
+        time = axes.tp.seconds("all_gather", activation_bytes) + axes.tp.seconds("reduce_scatter", activation_bytes)
+    if not np.all(sequence_parallel):
+        time = np.where(sequence_parallel, time, axes.tp.seconds("all_reduce", activation_bytes))
+    return 2.0 * time
+
+
+def tp_regather_seconds(axes: Axes, activation_bytes: Floats) -> Floats:
     """Two all-gathers more in the backward with sequence parallelism: the gathered inputs are not kept."""
-    return 2.0 * short_seconds(net, "all_gather", ranks.tp, ranks.tp_stride, activation_bytes)
+    return 2.0 * axes.tp.seconds("all_gather", activation_bytes)
 
 
-def cp_seconds(net: Links, ranks: Ranks, key_value_bytes: Floats) -> Floats:
-    """Exchange of keys and values of the whole sequence in one forward, around a ring (Liu et al. 2023) or gathered."""
-    volume = volume_seconds(net, "all_gather", ranks.cp, ranks.cp_stride, key_value_bytes)
-    return volume if net.points else volume + 2e-5 * (ranks.cp - 1)
+def cp_seconds(axes: Axes, key_value_bytes: Floats, *, ring: bool) -> Floats:
+    """Exchange of keys and values of the whole sequence in one forward, around a ring (Liu et al. 2023) or gathered.
+
+    A ring passes on one rank's part at a time, from neighbour to neighbour.
+    """
+    if axes.net.cpu or not ring:
+        return axes.cp.seconds("all_gather", key_value_bytes)
+    return (axes.cp.ranks - 1.0) * axes.cp.seconds("send_recv", key_value_bytes / axes.cp.ranks)
 
 
-def head_exchange_seconds(net: Links, ranks: Ranks, kept_bytes: Floats) -> Floats:
+def head_exchange_seconds(axes: Axes, kept_bytes: Floats) -> Floats:
     """All-to-all of queries, keys and values before the attention of one forward, and of its output after it.
 
     ``kept_bytes`` is what one rank holds of the four; it sends all but its own part (Jacobs et al. 2023, Ulysses).
     """
-    if net.points:
-        return np.where(ranks.cp > 1, measured_seconds(net.points, "all_to_all", ranks.cp, kept_bytes), 0.0)
-    local = local_ranks(net, ranks.cp, ranks.cp_stride)
-    inside = kept_bytes * (local - 1.0) / ranks.cp / (net.scale_up_bytes_per_second * net.all_to_all_share)
-    rate = np.maximum(network_rate(net, ranks.cp, ranks.cp_stride), 1.0)
-    outside = kept_bytes * (1.0 - local / ranks.cp) / rate
-    return np.where(ranks.cp > 1, np.maximum(inside, outside) + 2.0 * collective_latency_seconds(ranks.cp), 0.0)
+    return 2.0 * axes.cp.seconds("all_to_all", kept_bytes / 2.0)
 
 
-def ep_seconds(net: Links, ranks: Ranks, routed_bytes: Floats, top_k: int, deduplicates: bool) -> Floats:
+def ep_seconds(axes: Axes, ranks: Ranks, routed_bytes: Floats, top_k: int, deduplicates: bool) -> Floats:
     """One dispatch (or combine) of routed tokens over the ep group.
 
     Ranks of one domain get their part over the fast links while the rest goes through the NICs. A deduplicating
     dispatcher sends a token once to each of the nodes that hold one of its experts.
     """
-    group = ranks.ep * ranks.etp
-    if net.points:
-        return np.where(group > 1, measured_seconds(net.points, "all_to_all", group, routed_bytes), 0.0)
-    local = local_ranks(net, ranks.ep, ranks.ep_stride)
-    domains = ranks.ep / local
-    reached = reached_share(domains, top_k, deduplicates)
-    inside = routed_bytes * (local - 1.0) / ranks.ep / (net.scale_up_bytes_per_second * net.all_to_all_share)
-    rate = network_rate(net, ranks.ep, ranks.ep_stride)
-    outside = routed_bytes * (1.0 - local / ranks.ep) * reached / np.maximum(rate, 1.0)
-    split = (ranks.etp - 1.0) * routed_bytes / net.scale_up_bytes_per_second
-    time = split + np.maximum(inside, outside) + np.where(domains > 1.0, 6e-5, 3e-5)
-    return np.where(group > 1.0, time, 0.0)
+    groups, net = axes.ep, axes.net
+    time = groups.seconds("all_to_all", routed_bytes)
+    if net.cpu:
+        return time
+    if deduplicates and groups.any:
+        domains = groups.distinct.ranks / groups.distinct.per_domain
+        time = groups.exchange_seconds(routed_bytes, reached_share(domains, top_k, deduplicates))
+    return time + (ranks.etp - 1.0) * routed_bytes / net.bus_bytes_per_second
 
 
 def reached_share(domains: Floats, top_k: int, deduplicates: bool) -> Floats:
@@ -148,55 +170,49 @@ def reached_share(domains: Floats, top_k: int, deduplicates: bool) -> Floats:
     return np.minimum(domains * (1.0 - (1.0 - 1.0 / domains) ** top_k) / top_k, 1.0)
 
 
-def p2p_seconds(net: Links, ranks: Ranks, boundary_bytes: Floats) -> Floats:
+def p2p_seconds(axes: Axes, boundary_bytes: Floats) -> Floats:
     """One transfer of activations (or their gradients) to the next pipeline stage."""
-    if net.points:
-        return np.where(
-            ranks.pp > 1, measured_seconds(net.points, "send_recv", np.full_like(ranks.pp, 2.0), boundary_bytes), 0.0
-        )
-    inside = ranks.pp_stride < net.domain_size
-    rate = np.where(
-        inside, 0.7 * net.scale_up_bytes_per_second, np.maximum(network_rate(net, ranks.pp, ranks.pp_stride), 1.0)
-    )
-    return np.where(ranks.pp > 1, boundary_bytes / rate + 2e-5, 0.0)
+    return axes.pp.seconds("send_recv", boundary_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """Weights of one rank that its groups share, and how many of them one collective moves."""
+
+    local: Floats
+    unit: Floats
+    shards: Groups
+    copies: Groups
 
 
 def data_parallel_seconds(
-    net: Links,
-    ranks: Ranks,
-    weights: Floats,
-    expert_weights: Floats,
+    parts: tuple[Weighed, ...],
     *,
     gathers: Floats,
     gathered_bytes: float,
     reduced_bytes: Floats,
     sharded: Bools,
-    pieces: Floats,
 ) -> Floats:
     """Time to gather weights and to reduce gradients of one rank; experts in their own groups.
 
-    ``gathers`` counts the gathers, the bytes are per parameter, ``pieces`` is the number of collectives that share a
-    pass (one per wrapped layer); where nothing is sharded the gradients are all-reduced.
+    ``gathers`` counts the gathers, the bytes are per parameter. Collectives move ``unit`` parameters each; where
+    nothing is sharded the gradients are all-reduced, and where shards have copies, each shard's gradients are summed
+    over these.
     """
-    total = np.zeros(np.shape(weights))
-    for size, count, stride in (
-        (weights, ranks.shards, ranks.dp_stride),
-        (expert_weights, ranks.expert_shards, ranks.expert_stride),
-    ):
-        if not np.any(size):
+    total = np.zeros(np.shape(gathers))
+    for part in parts:
+        if not np.any(part.local):
             continue
-        if net.points:
-            part = size / pieces
-            gather = volume_seconds(net, "all_gather", count, stride, part * gathered_bytes)
-            scatter = volume_seconds(net, "reduce_scatter", count, stride, part * reduced_bytes)
-            reduce = volume_seconds(net, "all_reduce", count, stride, part * reduced_bytes)
-            reduced = np.where(reduced_bytes > 0, np.where(sharded, scatter, reduce), 0.0)
-            copies = volume_seconds(net, "all_reduce", ranks.replicas, count * stride, part * reduced_bytes / count)
-            total = total + pieces * (gathers * gather + reduced + np.where(ranks.replicas > 1, copies, 0.0))
-        else:
-            moved = gathers * gathered_bytes + np.where(sharded, 1.0, 2.0) * reduced_bytes
-            total = total + (count - 1.0) / count * size * moved / np.maximum(bus_rate(net, count, stride), 1.0)
-            if np.any(ranks.replicas > 1):  # each shard's gradients are summed over the copies of it
-                copies = volume_seconds(net, "all_reduce", ranks.replicas, count * stride, size * reduced_bytes / count)
-                total = total + copies
+        one = np.zeros(np.shape(gathers))
+        if np.any(gathers):
+            one = gathers * part.shards.seconds("all_gather", part.unit * gathered_bytes)
+        if np.any(reduced_bytes):
+            size = part.unit * reduced_bytes
+            reduced = part.shards.seconds("reduce_scatter", size)
+            if not np.all(sharded):
+                reduced = np.where(sharded, reduced, part.shards.seconds("all_reduce", size))
+            if part.copies.any:
+                reduced = reduced + part.copies.seconds("all_reduce", size / part.shards.ranks)
+            one = one + np.where(reduced_bytes > 0, reduced, 0.0)
+        total = total + part.local / part.unit * one
     return total

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collectives import bus_factor, collective_seconds, collective_times, without_logs
-from simulator.links import bus_rate, links, measured_seconds
-from simulator.nccl import candidates
+from simulator import nccl
+from simulator.collectives import bus_factor, collective_seconds, collective_times, groups_of, without_logs
+from simulator.links import group_of, links, measured_seconds
 from simulator.parameters import shipped_parameters
 from topologies.cluster import Cluster, CollectivePoint, Measured
 from topologies.document import LoadContext, check
@@ -44,26 +44,28 @@ def test_worked_points_of_the_ring():
     assert (small.algorithm, small.protocol) == ("ring", "LL")
 
 
-def test_worked_latency_across_eight_nodes(monkeypatch):
+def test_worked_latency_across_eight_nodes():
     # 64 ranks on 8 H100 nodes, Simple: (8.4 + 112 x 3.4 + 14 x 14) x 1.4 us, NIC latency 0
-    seen = {}
     cluster = cluster_of("dgx-h100", 8)
-
-    def spy(kind, group, size):
-        found = candidates(kind, group, size)
-        if size.all():
-            seen.update(found, bus=group.inter_channels * group.inter_bytes_per_second)
-        return found
-
-    monkeypatch.setattr("simulator.nccl.candidates", spy)
-    size = np.array([64.0 * 8 * 64])
-    collective_times("all_reduce", cluster, np.array([64.0]), size)
+    group = group_of(links(cluster), np.array([64.0]), np.ones(1))
+    assert group.inter_channels * group.inter_bytes_per_second == pytest.approx(8 * 48e9)
+    latency, transfer = nccl.lines("all_reduce", group)["ring", "Simple"].parts(np.array([64.0 * 8 * 64]))
     nic = 2 * cluster.node.nic.latency_seconds * 14
-    bandwidth = 384e9 * 64 / 126  # beyond two nodes the outer graph counts: 8 channels of 48 GB/s
-    assert seen["ring", "Simple"][0] == pytest.approx(
-        1.4 * (8.4e-6 + 112 * 3.4e-6 + 14 * 14e-6 + nic) + size[0] / bandwidth
-    )
-    assert seen["bus"][0] == pytest.approx(8 * 48e9)
+    assert latency[0] == pytest.approx(1.4 * (8.4e-6 + 112 * 3.4e-6 + 14 * 14e-6 + nic))
+    # beyond two nodes the outer graph counts: 8 channels of 48 GB/s
+    assert transfer[0] == pytest.approx(64 * 8 * 64 / (384e9 * 64 / 126))
+
+
+def test_gathers_with_one_gpu_in_each_domain_run_on_aggregated_trees():
+    # NCCL's tuning.cc: 8 us, log2(nodes) hops of which 3.5 overlap, 2.8 us a rank; 0.75 of the ring's bandwidth
+    cluster = cluster_of("dgx-h100", 64)
+    hop = 14e-6 + 2 * cluster.node.nic.latency_seconds
+    small = collective_seconds("all_gather", cluster, 64, 1e6, ranks_per_domain=1)
+    assert small.algorithm == "pat"
+    assert small.seconds == pytest.approx(8e-6 + 6 * hop / 3.5 + 64 * 2.8e-6 + 1e6 / (0.75 * 48e9), rel=1e-9)
+    large = collective_seconds("all_gather", cluster, 64, 8e9, ranks_per_domain=1)
+    assert large.algorithm == "ring"
+    assert collective_seconds("all_gather", cluster, 64, 1e6).algorithm == "ring"  # eight GPUs in each
 
 
 # nccl-tests at large messages, GB/s: stas00/ml-engineering, superbench, NVIDIA/dgxc-benchmarking, coreweave/nccl-tests,
@@ -125,7 +127,7 @@ def test_oversubscription_and_spreading_slow_a_collective():
         for kind, ranks in (("all_to_all", 32), ("all_reduce", 256), ("all_to_all", 256))
     )
     assert near[0] == near[1]
-    assert crowded[0] == pytest.approx(7 * 28 / 32 * crowded[1], rel=0.01)  # 28 of 32 nodes are beyond the leaf
+    assert crowded[0] == pytest.approx(7 * 28 / 31 * crowded[1], rel=0.01)  # of 31 other nodes 28 are beyond the leaf
     # a ring in order leaves four nodes with the traffic of one: 4 / 7 of it has room
     assert far[0] == pytest.approx(7 / 4 * far[1], rel=0.05)
     spread = collective_seconds("all_reduce", full, 8, GIB, ranks_per_domain=1)
@@ -183,9 +185,39 @@ def test_a_calibrated_cluster_uses_its_own_figures():
 def test_training_traffic_sees_the_links_of_its_group():
     net = links(cluster_of("dgx-h100", 4), shipped_parameters())
     ranks, stride = np.array([8.0, 4.0, 16.0, 4.0]), np.array([1.0, 1.0, 1.0, 8.0])
-    rate = bus_rate(net, ranks, stride) / GB
-    assert rate[:2].tolist() == [365.0, 365.0]
+    group = group_of(net, ranks, stride)
+    assert group.domains.tolist() == [1, 1, 2, 4]
+    rate = group.inter_channels * group.inter_bytes_per_second / GB
     assert rate[2] == pytest.approx(8 * 50 * 0.75)
     assert rate[3] == pytest.approx(50 * 0.75)  # one member per node: one NIC
+    older = links(cluster_of("dgx-a100", 4), shipped_parameters())
+    assert group_of(older, np.array([4.0]), np.array([8.0])).inter_bytes_per_second[0] == pytest.approx(25e9 * 0.75)
     mesh = links(cluster_of("mi300x-node", 1), shipped_parameters())
-    assert bus_rate(mesh, np.array([2.0]), np.array([1.0]))[0] == pytest.approx(312e9 / 7)
+    pair = group_of(mesh, np.array([2.0]), np.array([1.0]))
+    assert pair.intra_channels * pair.intra_bytes_per_second[0] == pytest.approx(312e9 / 7)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"])
+def test_the_step_model_and_the_command_use_one_model(kind):
+    """Many groups at once, as a benchmark finds them, are single collectives; training keeps less of a NIC."""
+    cluster = cluster_of("dgx-h100", 16)
+    ranks, sizes = np.array([2.0, 8.0, 16.0, 64.0, 128.0, 1.0]), np.array([1e4, 1e6, 3e7, 1e8, 1e9, 1e9])
+    found = groups_of(links(cluster), ranks, np.ones(6)).seconds(kind, sizes)
+    single = [collective_seconds(kind, cluster, int(n), size).seconds for n, size in zip(ranks, sizes, strict=True)]
+    np.testing.assert_allclose(found, single, rtol=1e-12)
+    training = groups_of(links(cluster, shipped_parameters()), ranks, np.ones(6)).seconds(kind, sizes)
+    assert training[4] > 1.2 * found[4]
+    assert training[5] == found[5] == 0.0
+
+
+def test_a_curve_of_one_node_does_not_speak_for_the_network():
+    cluster = cluster_of("dgx-h100", 4)
+    points = tuple(
+        CollectivePoint(kind="all_reduce", ranks=8, size_bytes=size, time_seconds=1e-3 + size / 1e10)
+        for size in (1e6, 1e9)
+    )
+    known = cluster.model_copy(update={"measured": Measured(date="2026-01-01", collectives=points)})
+    ranks, size = np.array([8.0, 32.0]), np.full(2, 1e9)
+    measured, model = (groups_of(links(one), ranks, np.ones(2)).seconds("all_reduce", size) for one in (known, cluster))
+    assert measured[0] == pytest.approx(0.101)
+    assert measured[1] == model[1]

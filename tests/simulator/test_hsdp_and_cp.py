@@ -1,11 +1,15 @@
 """Copies of shards (HSDP), and the three ways of context parallelism, against arithmetic by hand."""
 
+import numpy as np
 import pytest
 
 from scenarios.job import Job
 from scenarios.layout import Layout
 from scenarios.model import load_model
+from simulator.collectives import groups_of
+from simulator.links import links
 from simulator.memory import memory_use
+from simulator.parameters import shipped_parameters
 from simulator.step import predict_step, stage_costs
 from topologies.catalog import load_cluster
 
@@ -14,6 +18,12 @@ SUPERPOD = load_cluster("dgx-h100-superpod")
 
 def job_of(name="llama3-8b", **changes):
     return Job(**{"model": load_model(name), "seq_length": 8192, "global_batch_size": 512, **changes})
+
+
+def seconds(kind, ranks, stride, size):
+    """One collective of training traffic."""
+    groups = groups_of(links(SUPERPOD, shipped_parameters()), np.array([float(ranks)]), np.array([float(stride)]))
+    return float(groups.seconds(kind, np.array([size]))[0])
 
 
 def test_a_copy_in_each_node_gathers_inside_it():
@@ -35,11 +45,11 @@ def test_gradients_are_reduced_inside_and_then_between_copies():
     job = job_of(gradient_precision="fp32")
     layout = Layout(dp=64, dp_replicate=8, optimizer_sharding="zero1")
     found = stage_costs(SUPERPOD, job, layout).dp_seconds
-    size, inside = job.model.num_params, SUPERPOD.scale_up.bus_bandwidth_bytes_per_second
-    network = 0.75 * SUPERPOD.node.network_bytes_per_second_per_gpu
-    scattered = 7 / 8 * size * (4 + 2) / inside  # fp32 gradients, 16-bit weights
-    between = 2 * 7 / 8 * size * 4 / 8 / network  # an all-reduce of an eighth
-    assert found == pytest.approx(scattered + between, rel=1e-6)
+    bucket = 40e6  # parameters of a collective
+    scattered = seconds("reduce_scatter", 8, 1, 4 * bucket) + seconds("all_gather", 8, 1, 2 * bucket)
+    between = seconds("all_reduce", 8, 8, 4 * bucket / 8)  # of an eighth, over one NIC of each node
+    assert between > 2 * 7 / 8 * 4 * bucket / 8 / (0.75 * SUPERPOD.node.network_bytes_per_second_per_gpu)
+    assert found == pytest.approx(job.model.num_params / bucket * (scattered + between), rel=1e-6)
 
 
 def test_copies_change_nothing_where_nothing_is_sharded():
@@ -63,12 +73,13 @@ def test_heads_are_exchanged_instead_of_keys():
     )
     # 32 query and 2 x 8 key-value heads and 32 outputs of 16,384 tokens against 2 x 8 heads of 131,072 tokens
     kept = 2 * 16384 * (32 + 16 + 32) * 128
-    parameters_share = 0.6
-    speed = SUPERPOD.scale_up.bus_bandwidth_bytes_per_second * parameters_share
-    one = kept * 7 / 8 / speed + 2 * (5e-6 + 2e-6 * 8)
-    micro_batches, layers = 8, 32
-    assert exchanged == pytest.approx(2 * one * layers * micro_batches, rel=1e-6)
-    assert gathered == pytest.approx(ring * 2.0 / (3 * 0.3))
+    times = 8 * 32  # micro-batches and layers
+    one = seconds("all_to_all", 8, 1, kept / 2)  # before attention and after it, forward and backward
+    assert one > kept / 2 * 7 / 8 / (0.6 * SUPERPOD.scale_up.bandwidth_bytes_per_second)
+    assert exchanged == pytest.approx(2 * 2 * one * times, rel=1e-6)
+    held = 2 * 2 * 8 * 128 * 131072  # keys and values of all tokens
+    assert gathered == pytest.approx(2 * seconds("all_gather", 8, 1, held) * times)
+    assert ring == pytest.approx(0.3 * 3 * 7 * seconds("send_recv", 8, 1, held / 8) * times)
     # across nodes only the exchange keeps falling with the ranks
     wide = layout.model_copy(update={"cp": 32, "dp": 1})
     wide_job = job.model_copy(update={"global_batch_size": 8})

@@ -107,7 +107,8 @@ def test_experts_whose_replicas_exchange_tokens_are_one_unit():
 
 def test_another_job_halves_the_gradients_rate_by_hand():
     """Two lone GPUs: gradients and weights pass each NIC at 3/4 of its rate (the pace of training traffic); a job that
-    sends all the time takes half of the NIC, so what is exposed after the last op takes 3/2 of its time."""
+    sends all the time takes half of the NIC, so what is exposed after the last op takes 3/2 of its time, but for the
+    starts of its collectives."""
     machine = cluster(2, 2, of=node(gpus=1))
     job = LLAMA.job.model_copy(update={"global_batch_size": 2})
     layout = Layout(dp=2)
@@ -118,10 +119,10 @@ def test_another_job_halves_the_gradients_rate_by_hand():
     assert alone.breakdown_seconds["contention"] == pytest.approx(0.0, abs=1e-9)
     gradients = [one for one in beside.path if one.kind == "dp_comm"]
     for one in gradients:
-        assert one.seconds == pytest.approx(1.5 * one.alone_seconds, rel=1e-9)
+        assert 1.45 * one.alone_seconds < one.seconds < 1.5 * one.alone_seconds
         assert "nic0" in one.link
     assert beside.breakdown_seconds["contention"] == pytest.approx(
-        0.5 * sum(one.alone_seconds for one in gradients), rel=1e-6
+        sum(one.seconds - one.alone_seconds for one in gradients), rel=1e-6
     )
     assert beside.timeline.step_seconds > costs.total_seconds
     assert beside.others["send_recv on GPUs 0 to 1"] > 10
