@@ -11,7 +11,7 @@ from planner.plan import Plan, refuse_unequal
 from runtime.emit.bridge import bridge_program
 from runtime.emit.deepspeed import deepspeed_program
 from runtime.emit.headway import headway_program
-from runtime.emit.kubernetes import Pods, kubernetes_files
+from runtime.emit.kubernetes import Pods, kubernetes_files, pinned
 from runtime.emit.launch import MAX_RESTARTS, Launch, Program, describe
 from runtime.emit.megatron import megatron_program
 from runtime.emit.shell import environment
@@ -84,7 +84,7 @@ def emit_plan(plan: Plan, target: str, output: Path, wishes: Wishes) -> tuple[La
         raise InputError("is for slurm only", hint="leave it out", file="--sbatch")
     elif target in CLUSTERS:
         pods = Pods(image=wishes.image, claim=wishes.claim, vendor=plan.scenario.cluster.gpu.vendor)
-        if launch.hosts:
+        if launch.hosts and not pinned(launch, target):
             order = (
                 "the scheduler places the pods: neither the plan's order of nodes nor what it leaves out is told to it"
             )

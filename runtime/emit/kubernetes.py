@@ -22,6 +22,9 @@ PORT = 29500
 """torchrun's own."""
 GPU_RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
 """Extended resources of the vendors' device plugins."""
+HOST_LABEL = "kubernetes.io/hostname"
+MOST_PINNED = 256
+"""Nodes of a job whose pods are bound to them one by one: a larger resource nears the 1.5 MiB that etcd takes."""
 RANK_ANNOTATION = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
@@ -61,21 +64,37 @@ def kubernetes_files(launch: Launch, kind: str, pods: Pods) -> dict[str, str]:
     return {f"{kind}.yaml": head + stream.getvalue(), **launch.program.files}
 
 
+def pinned(launch: Launch, kind: str) -> bool:
+    """Whether each pod is bound to the plan's node for its ranks."""
+    return kind in ("volcano", "jobset") and 0 < len(launch.hosts) <= MOST_PINNED
+
+
 def volcano_job(launch: Launch, pods: Pods) -> dict[str, Any]:
-    """A Volcano Job: a gang by minAvailable, restarted as a whole, in the racks that the plan wants."""
+    """A Volcano Job: a gang by minAvailable, restarted as a whole, on the plan's nodes or in the racks it wants."""
     name = resource_name(launch.name)
-    arguments = torchrun_words(launch, rank="$(VC_TASK_INDEX)", head=f"{name}-node-0.{name}")
-    task: dict[str, Any] = {
-        "name": "node",
-        "replicas": launch.nodes,
-        "template": {"spec": pod(launch, pods, arguments)},
-    }
-    if launch.segment is not None:
-        task["partitionPolicy"] = {
-            "totalPartitions": launch.nodes // launch.segment,
-            "partitionSize": launch.segment,
-            "networkTopology": {"mode": "hard", "highestTierAllowed": 1},
+    restarts = [{"event": event, "action": "RestartJob"} for event in ("PodFailed", "PodEvicted")]
+    completes: list[dict[str, Any]] = []  # a Job of several tasks is complete when all its pods are
+    if pinned(launch, "volcano"):
+        head = f"{name}-node0-0.{name}"
+        tasks = [
+            {"name": f"node{rank}", "replicas": 1, "template": {"spec": one}}
+            for rank, one in enumerate(_pinned_pods(launch, pods, head))
+        ]
+    else:
+        arguments = torchrun_words(launch, rank="$(VC_TASK_INDEX)", head=f"{name}-node-0.{name}")
+        task: dict[str, Any] = {
+            "name": "node",
+            "replicas": launch.nodes,
+            "template": {"spec": pod(launch, pods, arguments)},
         }
+        if launch.segment is not None:
+            task["partitionPolicy"] = {
+                "totalPartitions": launch.nodes // launch.segment,
+                "partitionSize": launch.segment,
+                "networkTopology": {"mode": "hard", "highestTierAllowed": 1},
+            }
+        tasks = [task]
+        completes = [{"event": "TaskCompleted", "action": "CompleteJob"}]
     return _resource(
         "batch.volcano.sh/v1alpha1",
         "Job",
@@ -85,28 +104,32 @@ def volcano_job(launch: Launch, pods: Pods) -> dict[str, Any]:
             "minAvailable": launch.nodes,
             "maxRetry": launch.max_restarts,
             "plugins": {"env": [], "svc": []},
-            "policies": [
-                {"event": "PodFailed", "action": "RestartJob"},
-                {"event": "PodEvicted", "action": "RestartJob"},
-                {"event": "TaskCompleted", "action": "CompleteJob"},
-            ],
-            "tasks": [task],
+            "policies": [*restarts, *completes],
+            "tasks": tasks,
         },
     )
 
 
 def jobset(launch: Launch, pods: Pods) -> dict[str, Any]:
-    """A JobSet of one indexed Job, created again as a whole after a failure."""
+    """A JobSet of one indexed Job, or of one Job for each of the plan's nodes, created again after a failure."""
     name = resource_name(launch.name)
-    arguments = torchrun_words(launch, rank="$(NODE_RANK)", head=f"{name}-node-0-0.{name}")
-    rank = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": RANK_ANNOTATION}}}
-    job = {
-        "parallelism": launch.nodes,
-        "completions": launch.nodes,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "template": {"spec": pod(launch, pods, arguments, rank)},
-    }
+
+    def job(nodes: int, spec: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "parallelism": nodes,
+            "completions": nodes,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "template": {"spec": spec},
+        }
+
+    if pinned(launch, "jobset"):
+        specs = _pinned_pods(launch, pods, f"{name}-node0-0-0.{name}")
+        jobs = {f"node{rank}": job(1, spec) for rank, spec in enumerate(specs)}
+    else:
+        arguments = torchrun_words(launch, rank="$(NODE_RANK)", head=f"{name}-node-0-0.{name}")
+        rank_variable = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": RANK_ANNOTATION}}}
+        jobs = {"node": job(launch.nodes, pod(launch, pods, arguments, rank_variable))}
     return _resource(
         "jobset.x-k8s.io/v1alpha2",
         "JobSet",
@@ -114,9 +137,19 @@ def jobset(launch: Launch, pods: Pods) -> dict[str, Any]:
         {
             "network": {"enableDNSHostnames": True, "subdomain": name},
             "failurePolicy": {"maxRestarts": launch.max_restarts, "restartStrategy": "Recreate"},
-            "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
+            "replicatedJobs": [
+                {"name": each, "replicas": 1, "template": {"spec": spec}} for each, spec in jobs.items()
+            ],
         },
     )
+
+
+def _pinned_pods(launch: Launch, pods: Pods, head: str) -> list[dict[str, Any]]:
+    """One pod for each of the plan's nodes, in the order of ranks."""
+    return [
+        pod(launch, pods, torchrun_words(launch, rank=str(rank), head=head)) | {"nodeSelector": {HOST_LABEL: host}}
+        for rank, host in enumerate(launch.hosts)
+    ]
 
 
 def trainjob(launch: Launch, pods: Pods) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from emit_plans import HOSTILE, large_plan, tiny_plan
+from emit_plans import HOSTILE, large_plan, tiny_plan, with_nodes
 from ruamel.yaml import YAML
 
 from planner.plan import Plan
@@ -67,6 +67,31 @@ def test_racks_of_the_plan_are_partitions() -> None:
     policy = task["partitionPolicy"]
     assert policy["totalPartitions"] * policy["partitionSize"] == task["replicas"] == 36  # Volcano's webhook's rule
     assert policy["partitionSize"] * plan.scenario.cluster.node.gpus_per_node == 72
+
+
+def test_pods_are_bound_to_the_plans_nodes_in_its_order() -> None:
+    """Rank r's pod on the r-th node of the plan, and the head by the name that the controller gives it."""
+    plan = with_nodes(large_plan(tp=8, dp=3), "gpu[1-128]", [9, 4, 5], [0])
+    hosts = ["gpu10", "gpu5", "gpu6"]
+    volcano = resource("volcano", plan, trainer="megatron")
+    tasks = [(one["name"], one["template"]["spec"]) for one in volcano["spec"]["tasks"]]
+    assert volcano["spec"]["minAvailable"] == 3
+    assert "TaskCompleted" not in [one["event"] for one in volcano["spec"]["policies"]]
+    jobs = resource("jobset", plan, trainer="megatron")["spec"]["replicatedJobs"]
+    pods = [(one["name"], one["template"]["spec"]["template"]["spec"]) for one in jobs]
+    for suffix, bound in (("-0", tasks), ("-0-0", pods)):
+        assert [pod["nodeSelector"]["kubernetes.io/hostname"] for _, pod in bound] == hosts
+        for rank, (_, pod) in enumerate(bound):
+            words = pod["containers"][0]["command"]
+            assert f"--node-rank={rank}" in words
+            assert f"--master-addr=large-{bound[0][0]}{suffix}.large" in words
+
+
+def test_what_the_resource_cannot_say_is_told() -> None:
+    plan = with_nodes(large_plan(tp=8, dp=3), "gpu[1-128]", [9, 4, 5], [0])
+    wishes = Wishes(steps=10, image="x", trainer="megatron")
+    texts = {kind: emit_plan(plan, kind, Path("/shared/job"), wishes)[1][f"{kind}.yaml"] for kind in KINDS}
+    assert {kind for kind, text in texts.items() if "the scheduler places the pods" in text} == {"trainjob"}
 
 
 @pytest.mark.parametrize("target", KINDS)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from emit_plans import HOSTILE, large_plan, tiny_plan
+from emit_plans import HOSTILE, large_plan, tiny_plan, with_nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Plan
 from runtime.emit.emitting import Wishes, emit_plan
 from runtime.emit.launch import segment_nodes
 from runtime.emit.shell import comment, environment, job_name, word
@@ -86,12 +85,6 @@ def test_every_option_is_in_the_manual_page_of_its_command(facts: Facts) -> None
                 assert set(re.findall(r"--([a-z][a-z-]*)", words[1])) <= known[command], line
 
 
-def with_nodes(plan: Plan, names: str, numbers: list[int], excluded: list[int]) -> Plan:
-    cluster = plan.scenario.cluster.model_copy(update={"node_names": names})
-    placed = {"nodes": len(numbers), "node_numbers": numbers, "excluded_nodes": excluded}
-    return replace(plan, scenario=plan.scenario.model_copy(update={"cluster": cluster}), placement=placed)
-
-
 def test_the_plans_nodes_and_their_order_reach_slurm(facts: Facts) -> None:
     plan = with_nodes(tiny_plan(2), "n[1-4]", [3, 1], [0, 2])
     _, files = emit_plan(plan, "slurm", Path("/shared/job"), Wishes(steps=20))
@@ -103,8 +96,30 @@ def test_the_plans_nodes_and_their_order_reach_slurm(facts: Facts) -> None:
     assert "nodelist" in known["sbatch"].split()
     (started,) = [line for line in text.splitlines() if line.startswith("srun ")]
     assert set(re.findall(r"--([a-z][a-z-]*)", started)) <= set(known["srun"].split())
-    by_hand = emit_plan(plan, "torchrun", Path("/shared/job"), Wishes(steps=20))[1]
-    assert by_hand["hosts.txt"] == files["hosts.txt"]
+
+
+@pytest.mark.parametrize(("own", "told"), [("n4", "0 n4 29500"), ("n2.site.org", "1 n4 29500"), ("n1", None)])
+def test_a_node_finds_its_rank_by_its_name(tmp_path: Path, own: str, told: str | None) -> None:
+    """Without arguments, on a node of any name; torchrun and hostname are stand-ins that tell and are told."""
+    plan = with_nodes(tiny_plan(2), "n[1-4]", [3, 1], [0, 2])
+    _, files = emit_plan(plan, "torchrun", tmp_path, Wishes(steps=20, bin_directory=str(tmp_path / "bin")))
+    assert files["hosts.txt"] == "n4\nn2\n"
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "bin").mkdir()
+    reads = 'for one; do case $one in --node-rank=*|--master-*) printf "%s " "${one#*=}";; esac; done'
+    for name, line in {"torchrun": reads, "hostname": f"echo {own}"}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    if told is None:
+        assert done.returncode == 2
+        assert "n1 is not one of the plan's nodes" in done.stderr
+    else:
+        assert done.stdout.strip() == told, done.stderr
 
 
 def test_without_names_the_numbers_are_told_where_they_matter() -> None:

@@ -49,3 +49,10 @@ def plan_on(cluster: Cluster, job: Job, *, name: str = "large", **layout: Any) -
         solver={},
         inputs=[],
     )
+
+
+def with_nodes(plan: Plan, names: str, numbers: list[int], excluded: list[int]) -> Plan:
+    """The plan on a cluster whose nodes have names, placed on some of them."""
+    cluster = plan.scenario.cluster.model_copy(update={"node_names": names})
+    placed = {"nodes": len(numbers), "node_numbers": numbers, "excluded_nodes": excluded}
+    return replace(plan, scenario=plan.scenario.model_copy(update={"cluster": cluster}), placement=placed)
