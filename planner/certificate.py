@@ -51,6 +51,7 @@ def _proof(scenario: Scenario, priced: Priced, judged: Judged, found: Found, cho
     return {
         "name": "best first with stage programs",
         "status": "proved within the gap" if proved else f"stopped by the {found.stopped_by}",
+        "scope": _scope(chosen),
         "sol_status": partition.sol_status,
         "stage_solver": partition.solver,
         "stage_status": partition.status,
@@ -64,6 +65,14 @@ def _proof(scenario: Scenario, priced: Priced, judged: Judged, found: Found, cho
         "nodes": sum(one.found.nodes for one in opened),
         "restrictions": restrictions(scenario, judged, found),
     }
+
+
+def _scope(chosen: Opened) -> str:
+    """For which stages of a layout the gap holds."""
+    if chosen.layout.pp == 1:
+        return "against every layout that keeps the rules"
+    region = "virtual stages near the even split" if chosen.layout.vpp > 1 else f"stages up to {SPREAD} layers longer"
+    return f"against every layout that keeps the rules, but only with {region} (the trust region); not beyond it"
 
 
 def restrictions(scenario: Scenario, judged: Judged, found: Found) -> list[str]:

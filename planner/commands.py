@@ -287,6 +287,8 @@ def _summary(made: Plan) -> list[tuple[str, str]]:
         ("goodput", f"{predicted['goodput']:.2%} of the wall time, expected{_confirmed(predicted)}"),
     ]  # fmt: skip
     rows += _uplinks(made.placement.get("uplinks"))
+    rows += [("step assumes", text)] if (text := made.placement.get("step_assumes")) else []
+    rows += [("proof", f"gap {made.solver['gap']:.2%} {text}")] if (text := made.solver.get("scope")) else []
     if predicted.get("spares") is not None:
         rows.append(("spares", f"{predicted['spares']} nodes: {checkpoint['spares_reason']}"))
     if days:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrangement import Blocks, Ints, best_arrangement, in_rank_order, least_bytes, uplink_bytes
+from planner.domain_nodes import assumed, crossing, group_nodes, whole_groups
 from scenarios.layout import Axis, Layout
 from scenarios.scenario import Scenario
 from topologies.cluster import Cluster
@@ -35,6 +36,8 @@ class Placement:
     """Whether data-parallel neighbours on other nodes sit at the same place of their node, hence on the same rail."""
     uplinks: dict[str, Any] | None = None
     """What leaves the scalable units, against rank order and against the bound; None: there is one unit."""
+    step_assumes: str = ""
+    """What the step time takes for granted about where ranks lie."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for the plan file."""
@@ -51,6 +54,7 @@ class Placement:
             "skipped_nodes": sorted(set(spare) - set(self.excluded)),
             "one_rail": self.one_rail,
             "uplinks": self.uplinks,
+            "step_assumes": self.step_assumes,
         }
 
 
@@ -96,12 +100,23 @@ def arranged(scenario: Scenario, layout: Layout) -> Placement:
         scenario: with all nodes of the cluster, and those to leave out.
         layout: complete.
     """
-    cluster, job = scenario.cluster, scenario.job
+    cluster = scenario.cluster
     gone = node_numbers(scenario.exclude_nodes, cluster) if scenario.exclude_nodes else frozenset[int]()
     placed = replace(place(cluster, layout), excluded=tuple(sorted(gone)))
     idle = sum(pool.num_nodes * pool.node.gpus_per_node for pool in cluster.pools) - layout.world_size
     placed = replace(placed, idle_gpus=idle - len(gone) * cluster.node.gpus_per_node)
     free = np.array([number for number in range(cluster.num_nodes) if number not in gone], dtype=np.int64)
+    spans = group_spans(layout)
+    groups = group_nodes(spans, placed.inside_domain, placed.ranks_per_node)
+    whole = whole_groups(cluster, groups, free)
+    found = _on_units(scenario, layout, placed, free if len(whole) < placed.nodes else whole)
+    crossed = crossing(cluster, groups, found.node_numbers)
+    return replace(found, step_assumes=assumed(placed.inside_domain, spans, crossed))
+
+
+def _on_units(scenario: Scenario, layout: Layout, placed: Placement, free: Ints) -> Placement:
+    """Choose among the free nodes, whole blocks in whole units where there are several of these."""
+    cluster, job = scenario.cluster, scenario.job
     level = _unit_level(cluster, placed.nodes)
     per_block = _block_nodes(layout, placed.ranks_per_node)
     if level is None or per_block is None or len(free) < placed.nodes:

@@ -71,11 +71,11 @@ def test_racks_of_the_plan_are_partitions() -> None:
 
 def test_pods_are_bound_to_the_plans_nodes_in_its_order() -> None:
     """Rank r's pod on the r-th node of the plan, and the head by the name that the controller gives it."""
-    plan = with_nodes(large_plan(tp=8, dp=3), "gpu[1-128]", [9, 4, 5], [0])
-    hosts = ["gpu10", "gpu5", "gpu6"]
+    plan = with_nodes(large_plan(tp=8, dp=4), "gpu[1-128]", [9, 4, 5, 7], [0])
+    hosts = ["gpu10", "gpu5", "gpu6", "gpu8"]
     volcano = resource("volcano", plan, trainer="megatron")
     tasks = [(one["name"], one["template"]["spec"]) for one in volcano["spec"]["tasks"]]
-    assert volcano["spec"]["minAvailable"] == 3
+    assert volcano["spec"]["minAvailable"] == 4
     assert "TaskCompleted" not in [one["event"] for one in volcano["spec"]["policies"]]
     jobs = resource("jobset", plan, trainer="megatron")["spec"]["replicatedJobs"]
     pods = [(one["name"], one["template"]["spec"]["template"]["spec"]) for one in jobs]
@@ -88,7 +88,7 @@ def test_pods_are_bound_to_the_plans_nodes_in_its_order() -> None:
 
 
 def test_what_the_resource_cannot_say_is_told() -> None:
-    plan = with_nodes(large_plan(tp=8, dp=3), "gpu[1-128]", [9, 4, 5], [0])
+    plan = with_nodes(large_plan(tp=8, dp=4), "gpu[1-128]", [9, 4, 5, 7], [0])
     wishes = Wishes(steps=10, image="x", trainer="megatron")
     texts = {kind: emit_plan(plan, kind, Path("/shared/job"), wishes)[1][f"{kind}.yaml"] for kind in KINDS}
     assert {kind for kind, text in texts.items() if "the scheduler places the pods" in text} == {"trainjob"}

@@ -101,3 +101,35 @@ def test_names_must_be_those_of_the_cluster(cluster: Cluster) -> None:
         node_numbers("gpu99", cluster.model_copy(update={"node_names": "gpu[01-15]"}))
     with pytest.raises(InputError, match="all 15 nodes"):
         without_nodes(cluster, range(15))
+
+
+def on_racks(make_cluster: Any, make_model: Any, excluded: str) -> Scenario:
+    """Sixteen nodes of two GPUs in four domains of four nodes."""
+    job = Job(model=make_model(12, heads=32), seq_length=2048, global_batch_size=96)
+    cluster = make_cluster(16, gpus_per_node=2, domain=8)
+    return Scenario(name="racks", job=job, cluster=cluster, exclude_nodes=excluded)
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "numbers"),
+    [
+        (8, 2, [8, 9, 10, 11, 12, 13, 14, 15]),  # whole domains only: the first two lack a node
+        (4, 6, [0, 2, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15]),  # pairs: one of each domain that lacks a node
+        (2, 8, [0, 2, 3, 4, 5, 6, 8, 9]),  # a node holds a group
+    ],
+)
+def test_groups_stay_in_their_domain_beside_broken_nodes(
+    make_cluster: Any, make_model: Any, tp: int, dp: int, numbers: list[int]
+) -> None:
+    placed = arranged(on_racks(make_cluster, make_model, "1, 7"), Layout(tp=tp, dp=dp, sequence_parallel=True))
+    assert list(placed.node_numbers) == numbers
+    assert "cross" not in placed.step_assumes
+
+
+def test_groups_that_no_choice_of_nodes_keeps_together_are_told(make_cluster: Any, make_model: Any) -> None:
+    """Twelve nodes are left, three of each domain: as many as three groups of four, and none is whole."""
+    placed = arranged(on_racks(make_cluster, make_model, "3, 7, 11, 15"), Layout(tp=8, dp=3, sequence_parallel=True))
+    assert len(placed.node_numbers) == 12
+    assert "tp groups inside a scale-up domain" in placed.step_assumes
+    assert "on these nodes tp groups cross domains, which is not in the step time" in placed.step_assumes
+    assert placed.as_json()["step_assumes"] == placed.step_assumes
