@@ -78,10 +78,16 @@ def failure_slowdown(
     if sum(one.rate_per_second for one in found) == 0:
         return 1 + sum(tier.stall_seconds / (interval_seconds * tier.every) for tier in tiers)
     first = tiers[0]
-    second = tiers[1] if len(tiers) >= 2 else None
+    second = tiers[1] if len(tiers) >= 2 and _beyond(found, first, interval_seconds) else None
     stall = first.stall_seconds if second else sum(tier.stall_seconds for tier in tiers if tier.every == first.every)
     every = second.every // first.every if second else 1
     return float(failure_slowdowns(faults, found, first, second, interval_seconds * first.every, every, stall))
+
+
+def _beyond(found: tuple[Source, ...], tier: SaveTier, interval_seconds: float) -> bool:
+    """Whether some failure needs more than a tier: it does not outlive it, or keeps no save from before the poison."""
+    reach = (tier.keep - 2) * tier.every * interval_seconds
+    return any(one.loss not in tier.survives or one.poisoned_seconds > reach for one in found)
 
 
 def failure_slowdowns(

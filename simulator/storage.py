@@ -87,8 +87,8 @@ def contended_seconds(
 ) -> tuple[float, float]:
     """Seconds of a save and of a restore beside the scenario's other jobs and data loading.
 
-    Alone, or with a load up to 0.2, the closed form ``alone / (1 - load of the others)``; else the flows are played.
-    Per-node storage is not shared.
+    Beside data alone, or with a load up to 0.2, the closed form ``alone / (1 - load of the others)``; else flows are
+    played. Infinite where the others leave nothing. Per-node storage is not shared.
     """
     read_bytes = size_bytes * wish.restore_amplification
     alone = tuple(
@@ -101,10 +101,11 @@ def contended_seconds(
     others = sum(job.save_bytes / job.every_seconds for job in wish.other_jobs) / rate + data_share
     if others == 0:
         return alone[0], alone[1]
-    own = size_bytes / interval_seconds / rate
-    if others + own >= 1:
+    if others >= 1:
         return math.inf, math.inf
-    if others + own <= QUIET_LOAD and not any(job.in_phase for job in wish.other_jobs):
+    interval_seconds = max(interval_seconds, alone[0] / (1 - others))  # the next save waits for the last
+    own = size_bytes / interval_seconds / rate
+    if not wish.other_jobs or (others + own <= QUIET_LOAD and not any(job.in_phase for job in wish.other_jobs)):
         return alone[0] / (1 - others), alone[1] / (1 - others)
     of_node = node_bytes_per_second(cluster)
     phase = any(job.in_phase for job in wish.other_jobs)

@@ -57,13 +57,15 @@ def agrees(found, exact, *, sharp):
     assert error < sharp * exact
 
 
+@pytest.mark.parametrize("peer", ["true", "false"])
 @pytest.mark.parametrize("factor", [0.25, 0.5, 1, 2, 4])
-def test_the_closed_form_holds_around_the_best_interval(factor):
+def test_the_closed_form_holds_around_the_best_interval(factor, peer):
     """Llama 3 405B with its failures, corruption found an hour later included: within half a point at any interval.
 
-    What is kept must reach behind the poisoned hour however often is saved.
+    What is kept must reach behind the poisoned hour however often is saved; the archive is not needed for it.
     """
-    scenario = load_scenario("llama3-405b-16k-h100", overrides=["faults.rate_spread=0"])
+    changes = ["faults.rate_spread=0", f"checkpoint.peer_memory={peer}"]
+    scenario = load_scenario("llama3-405b-16k-h100", overrides=changes)
     layout, step = Layout(tp=8, pp=16, dp=128, sequence_parallel=True), 4.7
     best = whole_run(scenario, layout, step)
     steps = max(1, round(factor * best.policy.interval_steps))

@@ -159,6 +159,14 @@ def test_contention_of_a_scenario(cluster):
     assert contended_seconds(store, cluster, 5.67e12, 2048, flooded, 1800) == (math.inf, math.inf)
 
 
+def test_a_slow_storage_is_slow_and_not_full(cluster):
+    """2 GB/s: a save takes 47 min, and the next one waits for it, however soon it is wanted; data take 1 %."""
+    store = stored("parallel-file-system", 2e9)
+    seconds = contended_seconds(store, cluster, 5.67e12, 2048, Checkpointing(), 1800, 0.01)
+    assert seconds == pytest.approx((2835 / 0.99, 2835 / 0.99))
+    assert contended_seconds(store, cluster, 5.67e12, 2048, Checkpointing(), 1800, 1.0) == (math.inf, math.inf)
+
+
 def test_a_restore_storm():
     """200 GB/s: all seven jobs after a power event 179 s; 405B sharded 28 s, with the weights for 64 replicas 284 s."""
     assert restore_storm_seconds([14 * params for params, _ in JOBS], 200e9) == pytest.approx(179, abs=1)
