@@ -36,7 +36,9 @@ from topologies.link_map import Floats, Ints, LinkMap, link_map
 from topologies.link_names import with_faults
 
 MOST_OPS = 60_000
-"""Ops of all classes of units together that are played; of more, units are played as one for each kind of straggler."""
+"""Ops of all classes of units together that are played."""
+GROUPED_OPS = 1_000
+"""The same where paths are hashed and units are too many to be played each by itself: those of their groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class SharedStep:
     classes: int
     """Replicas that differ."""
     exact: bool
-    """False: replicas whose hashed paths differ are played as one, at the pace of the slowest."""
+    """False: replicas whose hashed paths differ are played in groups, each at the pace of its slowest."""
     others: dict[str, int]
     """How often each other traffic was through."""
 
@@ -91,7 +93,7 @@ def shared_step(
         layout: how.
         disturbances: what is slow, dead, or shares the links.
         gpus: the GPU of each rank; None: ranks stand on GPUs in their order.
-        every_replica: play all of them, also where they are alike: slow, the same answer.
+        every_replica: play all of them, also where they are alike: slow, the same answer where it is exact.
 
     Raises:
         ValueError: the global batch does not divide, or the schedule does not exist for these degrees.
@@ -192,7 +194,15 @@ def _problem(
     factors = work_factors(wish, layout, graph, gpus[rank_grid(layout)], traffic.unit_of_replica)
     colours = np.unique(factors, axis=0, return_inverse=True)[1].ravel()
     most = max(1, MOST_OPS // len(graph.ops), int(colours.max()) + 1)
-    problem = step_problem(network, traffic, colours, most_classes=most, fold_alike=not every_replica)
+    problem = step_problem(
+        network,
+        traffic,
+        colours,
+        most_classes=most,
+        most_groups=max(1, GROUPED_OPS // len(graph.ops)),
+        fold_alike=not every_replica,
+        seed=wish.seed,
+    )
     first = [int(np.argmax(problem.unit_class == number)) for number in range(problem.num_classes)]
     return problem, factors[first], traffic.flows, others
 

@@ -2,8 +2,8 @@
 
 Units of replicas that nothing tells apart (colour refinement, ``folding``) do the same at the same time, so that one of
 them is played and its streams carry the loads of all. A link that all its streams together cannot fill never binds;
-links that see the same are one row. Where hashed paths leave no symmetry and units are many, all units are played as
-one at the pace of the slowest (``exact`` is False): an upper end.
+links that see the same are one row. Where hashed paths leave no symmetry and units are many, they are drawn into
+groups, and a group moves at the pace of its slowest (``exact`` is False): the more groups, the better the estimate.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from topologies.routes import Routes, hash64
 
 FITS = 1e-9
 """Relative room below which a link counts as full."""
+MOST_APART = 64
+"""Groups of gradients and weights that are streams of their own beside hashed paths; of more, each rank's are one."""
 MOST_COMPARED = 20_000_000
 """Entries of the table of rows up to which rows are compared with each other."""
 
@@ -63,7 +65,14 @@ class StepProblem:
 
 
 def step_problem(
-    network: LinkMap, traffic: StepTraffic, unit_colours: Ints, *, most_classes: int = 64, fold_alike: bool = True
+    network: LinkMap,
+    traffic: StepTraffic,
+    unit_colours: Ints,
+    *,
+    most_classes: int = 64,
+    most_groups: int = 16,
+    fold_alike: bool = True,
+    seed: int = 0,
 ) -> StepProblem:
     """Fold the streams of a step.
 
@@ -71,8 +80,10 @@ def step_problem(
         network: the links.
         traffic: on them.
         unit_colours: (units,) what tells units apart besides their links: stragglers.
-        most_classes: units of more classes are played as one for each colour.
+        most_classes: units of more classes are played in groups.
+        most_groups: that many, or one for each colour.
         fold_alike: False leaves every unit and every stream by itself.
+        seed: of the groups.
 
     Raises:
         InputError: a stream crosses a dead link.
@@ -82,21 +93,31 @@ def step_problem(
         each = np.arange(traffic.num_units), np.arange(len(traffic.streams))
         return _quotient(network, traffic, np.array([one.unit for one in traffic.streams], np.int64), *each, True)
     unit_class, exact = _relabel(unit_colours), True
-    kinds = np.array([hash((one.kind, one.rank, -1 if one.kind in ONCE else one.other)) for one in traffic.streams])
-    kind = _relabel(kinds)
+    hashed = not network.bundled and traffic.num_units > most_classes  # every path is another: nothing would fold
+    apart = hashed and sum(one.kind in ONCE for one in traffic.streams) <= MOST_APART
+    kinds = [hash((one.kind, one.rank, -1 if one.kind in ONCE and not apart else one.other)) for one in traffic.streams]
+    kind = _relabel(np.array(kinds))
     owner = np.array([one.unit for one in traffic.streams], np.int64)
     once = np.array([one.unit < 0 for one in traffic.streams])
-    stream_class = _classes(kind, owner, unit_class, traffic.pace_bytes_per_second)
-    hashed = not network.bundled and traffic.num_units > most_classes  # every path is another: nothing would fold
     if hashed:
-        exact = False
-    elif traffic.streams and (traffic.num_units > 1 or once.any()):
+        unit_class, exact = _grouped(unit_class, most_groups, seed), False
+    stream_class = _classes(kind, owner, unit_class, traffic.pace_bytes_per_second)
+    if hashed:
+        return _quotient(network, traffic, owner, unit_class, stream_class, exact)
+    if traffic.streams and (traffic.num_units > 1 or once.any()):
         folded_units, folded_streams = _refined(capacities, traffic, kind, owner, unit_class)
         if int(folded_units.max()) + 1 <= most_classes:
             unit_class, stream_class = folded_units, folded_streams
         else:
-            exact = False
+            unit_class, exact = _grouped(unit_class, most_groups, seed), False
+            stream_class = _classes(kind, owner, unit_class, traffic.pace_bytes_per_second)
     return _quotient(network, traffic, owner, unit_class, stream_class, exact)
+
+
+def _grouped(colours: Ints, most: int, seed: int) -> Ints:
+    """Draw units of each colour into groups of about equal size, ``most`` in all."""
+    groups = max(1, most // (int(colours.max()) + 1))
+    return _relabel(colours * groups + np.random.default_rng(seed).permutation(len(colours)) % groups)
 
 
 def _relabel(values: Any) -> Ints:

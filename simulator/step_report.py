@@ -12,6 +12,8 @@ from simulator.shared_step import SharedStep
 from topologies.units import format_quantity
 
 SHOWN_DELAYS = 5
+NOT_PLAYED = (*NOT_MODELLED, "bursts inside a forward or backward: its traffic of one kind is spread evenly over it")
+"""What a played step does not know."""
 CAUSES = {
     "oversubscription": "levels of the fabric that the closed form charges to every NIC are charged to links instead",
     "schedule": "unequal stages and the ends of the pipeline, op by op",
@@ -51,7 +53,7 @@ def network_json(found: SharedStep) -> dict[str, Any]:
             "looked_up": found.counters.looked_up,
             "others": found.others,
         },
-        "not_modelled": list(NOT_MODELLED),
+        "not_modelled": list(NOT_PLAYED),
     }
     used = found.utilisation
     if used is not None:
@@ -91,13 +93,14 @@ def network_lines(found: SharedStep) -> Iterator[str]:
         yield f"beside it: {name} {through}"
     if not found.exact:
         yield (
-            "hashed paths make every replica another: all are played as one, at the pace of the slowest (an upper end)"
+            f"hashed paths make every replica another: they are drawn into {found.classes:,} groups (by --seed), each "
+            "at the pace of its slowest, which made steps up to 1 % too long where all could be played"
         )
     yield (
         f"{found.flows:,} flows, {found.classes:,} class{'es' * (found.classes > 1)} of replicas; "
         f"{found.counters.transfers:,} transfers that may be held up, {found.counters.solves:,} solves"
     )
-    yield f"not modelled: {'; '.join(NOT_MODELLED)}"
+    yield f"not modelled: {'; '.join(NOT_PLAYED)}"
 
 
 def _delay(one: Segment) -> float:

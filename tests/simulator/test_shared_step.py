@@ -259,17 +259,21 @@ def test_a_checkpoint_drains_over_shared_links_and_not_over_a_network_of_its_own
     assert beside.others == {"checkpoint to files": 0}
 
 
-def test_hashed_paths_of_many_replicas_are_played_as_one_at_most_too_slow(monkeypatch):
-    machine = cluster(16, 4, 16, ports=16, routing="ecmp")
-    layout = lay(pp=2, dp=8)
-    whole = shared_step(machine, JOB, layout)
+def test_hashed_paths_of_many_replicas_are_played_in_groups(monkeypatch):
+    """An estimate: too long by little, and by less the more groups there are; as many as replicas are all of them."""
+    machine = cluster(32, 4, 32, routing="ecmp")
+    job, layout = JOB.model_copy(update={"global_batch_size": 32}), lay(tp=1, pp=8, dp=32, sequence_parallel=False)
+    whole = shared_step(machine, job, layout)
+    assert (whole.exact, whole.classes) == (True, 32)
     monkeypatch.setattr("simulator.shared_step.MOST_OPS", 1)
-    rough = shared_step(machine, JOB, layout)
-    assert (whole.exact, whole.classes) == (True, 8)
-    assert (rough.exact, rough.classes) == (False, 1)
-    sprayed = shared_step(SMALL, JOB, layout)
-    ends = [one.timeline.step_seconds for one in (sprayed, whole, rough)]
-    assert ends[0] < ends[1] <= ends[2] * (1 + 1e-12)
+    ends = {}
+    for groups in (1, 8, 32):
+        monkeypatch.setattr("simulator.shared_step.GROUPED_OPS", 16 * groups)  # a forward and a backward on each rank
+        found = shared_step(machine, job, layout)
+        assert (found.exact, found.classes) == (False, groups)
+        ends[groups] = found.timeline.step_seconds / whole.timeline.step_seconds
+    assert 1.01 > ends[1] > ends[8] > ends[32] == pytest.approx(1, rel=1e-9)
+    assert ends[8] < 1.005
 
 
 def test_what_cannot_be_played_is_told():
