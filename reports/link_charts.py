@@ -39,7 +39,7 @@ def links_chart(counters: Sequence[Counter], step_seconds: float) -> str:
     """Areas of the share of each kind of link in use; rails are averaged, and their range is drawn if they differ."""
     rows = _rows(counters)
     unit, scale = ("ms", 1e3) if step_seconds < 1 else ("seconds", 1.0)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.75 + ROW_INCHES * len(rows)), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, 1.0 + ROW_INCHES * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
     shown = {"two": False, "range": False}
     starts = np.append(counters[0].start_seconds, step_seconds) * scale
@@ -64,6 +64,8 @@ def links_chart(counters: Sequence[Counter], step_seconds: float) -> str:
         axes.locator_params(axis="y", nbins=3)
         axes.grid(axis="both")
         axes.set_xlim(0, step_seconds * scale)
+    figure.align_ylabels(grid)
+    grid[0].set_title(f"Share of their capacity that links carry, in a step of {step_seconds * scale:.3g} {unit}")
     grid[-1].set_xlabel(f"{unit} since the start of the step")
     first = "Share in use" if not shown["two"] else "Out, up, written"
     handles: list[Any] = [Patch(facecolor=SKY, edgecolor=BLUE, label=first)]

@@ -53,6 +53,8 @@ def test_a_broken_symmetry_stays_exact(what, bundled):
     nodes = np.arange(128)
     if what == "random order":
         nodes = rng.permutation(nodes)
+    if what == "all NICs differ":  # hardly anything folds
+        nodes = nodes[:64]
     gpus = (nodes[:, None] * 8 + np.arange(8)).ravel()
     patterns = [ring("all_reduce", units_of(network, gpus), 1e9)]
     if what == "second job":

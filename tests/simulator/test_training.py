@@ -161,7 +161,7 @@ BATCHES = {"gpipe": 1, "1f1b": 1, "interleaved": 1, "zb-h1": 1, "zb-h2": 2, "zbv
 """Fewest micro-batches for each pipeline rank."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(sorted(BATCHES)),
     st.sampled_from([2, 4, 5, 8, 10]),
