@@ -197,7 +197,7 @@ def _weights(
     dense = np.swapaxes(np.sort(grid.reshape(layout.pp, -1, layout.tp), axis=1), 1, 2)
     experts = np.swapaxes(expert_grid(layout, grid).reshape(layout.pp, -1, width), 1, 2)
     tables = [
-        (_cut(table, copies), weights)
+        (_cut(table, min(copies, table.shape[2])), weights)
         for table, weights in ((dense, volumes.dense_weights), (experts, volumes.expert_weights))
         if table.shape[2] > 1 and weights > 0
     ]
@@ -206,7 +206,7 @@ def _weights(
         streams = [Stream(kind, 0, rank) for rank in range(layout.pp)] if kind == "fsdp" else []
         for (shards, across), weights in tables:
             whole: list[tuple[CollectiveKind, Ints, float]] = [("all_gather", shards, moved * weights)]
-            if copies > 1 and summed > 0:  # each shard's gradients are summed over the copies of it
+            if across.shape[2] > 1 and summed > 0:  # each shard's gradients are summed over the copies of it
                 whole.append(("all_reduce", across, summed * weights / shards.shape[2]))
             for collective, table, rate in whole:
                 pp, groups, members = table.shape

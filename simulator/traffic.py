@@ -31,6 +31,8 @@ class Ranks:
     """Ranks that share the weights of the same experts: dp x cp x tp / (ep x etp) / replicas."""
     replicas: Floats
     """Copies of what is sharded."""
+    expert_replicas: Floats
+    """The same of experts: no more than ranks hold the same ones."""
     tp_stride: Floats
     cp_stride: Floats
     ep_stride: Floats
@@ -53,6 +55,7 @@ def ranks_of(layouts: LayoutArrays) -> Ranks:
     outside = size["pp"] if layouts.rank_order.index("pp") < layouts.rank_order.index("ep") else 1.0
     replicas = np.where(layouts.sharding > 0, float(layouts.dp_replicate), 1.0)
     shards = size["dp"] * size["cp"] / replicas
+    alike = np.maximum(1.0, size["dp"] * size["cp"] * size["tp"] / (size["ep"] * size["etp"]))
     return Ranks(
         tp=size["tp"],
         cp=size["cp"],
@@ -62,6 +65,7 @@ def ranks_of(layouts: LayoutArrays) -> Ranks:
         vpp=layouts.vpp.astype(np.float64),
         shards=shards,
         replicas=replicas,
+        expert_replicas=np.minimum(replicas, alike),
         expert_shards=np.maximum(1.0, shards * size["tp"] / (size["ep"] * size["etp"])),
         tp_stride=stride("tp"),
         cp_stride=stride("cp"),
@@ -106,7 +110,7 @@ def axes_of(net: Links, layouts: LayoutArrays, ranks: Ranks) -> Axes:
         shards=groups_of(net, ranks.shards, ranks.dp_stride, rows),
         copies=groups_of(net, ranks.replicas, ranks.shards * ranks.dp_stride, rows),
         expert_shards=groups_of(net, ranks.expert_shards, ranks.expert_stride, rows),
-        expert_copies=groups_of(net, ranks.replicas, ranks.expert_shards * ranks.expert_stride, rows),
+        expert_copies=groups_of(net, ranks.expert_replicas, ranks.expert_shards * ranks.expert_stride, rows),
     )
 
 

@@ -6,11 +6,13 @@ import pytest
 from scenarios.job import Job
 from scenarios.layout import Layout
 from scenarios.model import load_model
+from simulator.arrays import LayoutArrays
 from simulator.collectives import groups_of
 from simulator.links import links
 from simulator.memory import memory_use
 from simulator.parameters import shipped_parameters
 from simulator.step import predict_step, stage_costs
+from simulator.traffic import ranks_of
 from topologies.catalog import load_cluster
 
 SUPERPOD = load_cluster("dgx-h100-superpod")
@@ -39,6 +41,17 @@ def test_a_copy_in_each_node_gathers_inside_it():
     assert (
         predict_step(SUPERPOD, frozen, hybrid).dp_comm_seconds < predict_step(SUPERPOD, frozen, whole).dp_comm_seconds
     )
+
+
+@pytest.mark.parametrize(
+    ("ep", "copies", "shards", "held"), [(1, 8, 8, 8), (16, 2, 2, 2), (16, 8, 1, 4), (64, 2, 1, 1)]
+)
+def test_experts_are_copied_no_more_often_than_ranks_hold_them(ep, copies, shards, held):
+    """64 ranks: 64 / ep of them hold the same experts, in shards and in copies."""
+    layout = Layout(dp=64, ep=ep, dp_replicate=copies, optimizer_sharding="zero1")
+    ranks = ranks_of(LayoutArrays.of([layout]))
+    assert (ranks.expert_shards[0], ranks.expert_replicas[0]) == (shards, held)
+    assert ranks.replicas[0] == copies
 
 
 def test_gradients_are_reduced_inside_and_then_between_copies():

@@ -158,6 +158,15 @@ def test_bytes_of_shards_and_of_their_copies(sharding, tp, dp, copies):
         assert found.timeline.step_seconds == pytest.approx(predict_step(SMALL, JOB, layout).total_seconds, rel=1e-6)
 
 
+def test_experts_that_few_ranks_hold_have_fewer_copies():
+    """Two ranks hold the same experts: four copies of dense shards leave them whole, and summed over two."""
+    job = DEEPSEEK.job.model_copy(update={"global_batch_size": 128, "precision": "bf16"})
+    machine = cluster(16, 4, 16, ports=16, of=node(scale_up=200e9))
+    two, four = (shared_step(machine, job, Layout(pp=4, dp=32, ep=16, dp_replicate=copies)) for copies in (2, 4))
+    for found in (two, four):
+        assert found.timeline.step_seconds == pytest.approx(found.predicted.total_seconds, rel=0.05)
+
+
 def test_counters_stay_between_nothing_and_full_and_go_into_the_trace():
     found = shared_step(TAPERED, JOB, lay(pp=2, dp=8))
     for one in found.timeline.counters:
