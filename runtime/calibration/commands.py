@@ -128,6 +128,8 @@ def _learn(found: RunOffset, output: str | None, as_json: bool) -> None:
         print_json(found.as_json())
     elif output != "-":
         _tell_offset(found)
+    for warning in found.offset.warnings:
+        say(f"warning: {warning}")
 
 
 def _tell_offset(found: RunOffset) -> None:
@@ -147,8 +149,6 @@ def _tell_offset(found: RunOffset) -> None:
         low, high = told["step_seconds_low"], told["step_seconds_high"]
         click.echo(f"{Path(plan).name}: {told['step_seconds']:.4g} s with it ({low:.4g} to {high:.4g} s)")
     say(f"to use it: headway plan SCENARIO --set stack.step_factor={found.step_factor:.3f}")
-    for warning in offset.warnings:
-        say(f"warning: {warning}")
 
 
 def _tell_calibration(cluster: Cluster) -> None:

@@ -94,3 +94,13 @@ def test_plans_and_runs_belong_together(tmp_path: Path) -> None:
     assert "different GPUs, precisions" in mixed.stderr
     assert calibrate(run).exit_code == 2
     assert calibrate("--plan", plan).exit_code == 2
+
+
+def test_of_five_runs_a_wild_one_is_named_and_moves_little(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, planned())
+    logs = [log(tmp_path / f"{name}.log", 9.0, 2.2, 2.2) for name in "abcd"] + [log(tmp_path / "e.log", 9.0, 8.0, 8.0)]
+    result = calibrate("--runs", *logs, "--plan", plan, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert (told["factor"], told["weight"]) == (pytest.approx(1.1 ** (5 / 7)), pytest.approx(5 / 7))
+    assert "4 times the predicted step" in result.stderr
