@@ -20,7 +20,7 @@ from simulator.layers import ZERO1, ZERO2, ZERO3, Shares, shares
 from simulator.live import interleaved_moments, live_microbatches
 from simulator.outcome import MemoryUse, StageMemory
 from simulator.parameters import Parameters, shipped_parameters
-from simulator.schedule import chunk_vectors
+from simulator.schedule import chunk_vectors, schedule_complaint
 from simulator.stages import Placement, StageTables, every_rank, placement, uniform_tables
 from simulator.traffic import ranks_of
 from simulator.weights import columns_weights, rank_weights, weights_of
@@ -114,8 +114,9 @@ def recipe_bytes(job: Job) -> RecipeBytes:
 def memory_use(cluster: Cluster, job: Job, layout: Layout, *, parameters: Parameters | None = None) -> MemoryUse:
     """Peak memory of every pipeline rank of one layout.
 
-    Of explicit virtual stages, which may be unequal, every combination of live micro-batches that the op order reaches
-    is counted; of equal ones the closed forms of ``live_microbatches``.
+    Of virtual stages that are explicit, or that the uniform rule leaves unequal inside, every combination of live
+    micro-batches that the op order reaches is counted; of others the closed forms of ``live_microbatches``, as in
+    ``peak_bytes``, which takes the mean of inner chunks.
 
     Raises:
         ValueError: the global batch does not divide, or the stages do not hold the model.
@@ -123,12 +124,22 @@ def memory_use(cluster: Cluster, job: Job, layout: Layout, *, parameters: Parame
     columns, placed = placement(job.model, layout)
     tables = every_rank(columns, placed)
     row = LayoutArrays.of([layout])
-    exact = exact_live(layout, placed, layout.num_microbatches(job)) if layout.stages and layout.vpp > 1 else None
+    micro = layout.num_microbatches(job)
+    unlike = bool(layout.stages) or _unlike_inside(layout, placed, micro)
+    exact = exact_live(layout, placed, micro) if layout.vpp > 1 and unlike else None
     parts = memory_parts(cluster, job, row, tables, parameters or shipped_parameters(), exact)
     stages = tuple(
         StageMemory(**{name: float(value[0, rank]) for name, value in parts.items()}) for rank in range(placed.pp)
     )
     return MemoryUse(stages=stages, capacity_bytes=cluster.gpu.usable_memory_bytes, not_included=NOT_INCLUDED)
+
+
+def _unlike_inside(layout: Layout, placed: Placement, num_microbatches: int) -> bool:
+    """Whether chunks between the first and the last one of some rank differ, where ops have an order."""
+    if layout.vpp <= 3 or schedule_complaint(layout.schedule, layout.pp, layout.vpp, num_microbatches):
+        return False
+    inner = (placed.counts[placed.ranks == rank][1:-1] for rank in range(placed.pp))
+    return any((chunks != chunks[0]).any() for chunks in inner)
 
 
 def peak_bytes(cluster: Cluster, job: Job, layouts: LayoutArrays, *, parameters: Parameters | None = None) -> Floats:

@@ -9,6 +9,7 @@ from simulator.activations import activation_bytes
 from simulator.arrays import LayoutArrays
 from simulator.memory import memory_use, peak_bytes
 from simulator.schedule import op_orders
+from simulator.stages import stage_layers
 
 
 def test_unequal_virtual_stages_are_counted_by_their_op_order():
@@ -31,6 +32,18 @@ def test_unequal_virtual_stages_are_counted_by_their_op_order():
                 peak = max(peak, alive)
             ends = 2 * 2.0 * 4096 * 8192 if pp * vpp - 1 in {op.stage for op in order} else 0.0
             assert use.stages[rank].activations_bytes == pytest.approx(peak + again + ends)
+
+
+def test_stages_that_the_uniform_rule_leaves_unequal_inside_are_counted_by_their_op_order():
+    job = job_of(gpt(61, 4096, 32), 4096)
+    layout = Layout(tp=8, pp=2, vpp=5, schedule="interleaved", optimizer_sharding="none")
+    sizes = stage_layers(61, 2, 5)
+    assert len(set(sizes[2:-2:2])) > 1  # inner chunks of a rank
+    stages = tuple(Stage(layers=size) for size in sizes)
+    spelt = memory_use(cluster_of(), job, layout.model_copy(update={"stages": stages}))
+    use = memory_use(cluster_of(), job, layout)
+    assert use == spelt
+    assert peak_bytes(cluster_of(), job, LayoutArrays.of([layout]))[0] == pytest.approx(use.peak_bytes, rel=0.02)
 
 
 def one_layer(job, layout):
