@@ -22,7 +22,7 @@ from simulator.outcome import read_measurement
 from simulator.parameters import Parameters
 from simulator.published import compact_text, read_runs
 from simulator.published_cases import cases
-from simulator.residuals import Lesson
+from simulator.residuals import FACTORS, Lesson
 from simulator.shifts import shifted
 from simulator.validation import Validation
 from simulator.validation import validate as validate_runs
@@ -56,21 +56,25 @@ def compare(plan_file: Path, measurement_file: Path, update: str | None, force: 
     """
     plan = read_plan(plan_file)
     comparison = compare_file(plan, measurement_file, force=force)
-    lesson = None if update is None else update_profile(Path(update), plan, comparison)
+    lessons = () if update is None else update_profile(Path(update), plan, comparison)
     if as_json:
-        print_json(comparison.as_json() | ({"lesson": asdict(lesson)} if lesson else {}))
+        told = [asdict(lesson) for lesson in lessons]
+        print_json(comparison.as_json() | ({"lesson": told[0], "lessons": told} if told else {}))
         return
     _show(comparison)
-    if lesson is not None:
+    for lesson in lessons:
         _tell_lesson(str(update), lesson)
 
 
 def _tell_lesson(profile: str, lesson: Lesson) -> None:
-    before, after = (format_quantity(value, "seconds") for value in (lesson.before_seconds, lesson.after_seconds))
+    def shown(value: float) -> str:
+        return f"x {value:.3f}" if lesson.cost in FACTORS else format_quantity(value, "seconds")
+
+    before, after = shown(lesson.before_seconds), shown(lesson.after_seconds)
     if lesson.note:
         say(f"{profile}: {lesson.cost} stays {after}: {lesson.note}")
         return
-    spread = "" if lesson.spread_seconds is None else f", spread {format_quantity(lesson.spread_seconds, 'seconds')}"
+    spread = "" if lesson.spread_seconds is None else f", spread {shown(lesson.spread_seconds)}"
     say(f"{profile}: {lesson.cost} {before} -> {after} ({lesson.runs} run{'s' if lesson.runs > 1 else ''}{spread})")
 
 

@@ -30,7 +30,8 @@ class Comparison:
     """step_seconds, step_seconds_low, step_seconds_high, mfu, tokens_per_second_per_gpu, memory_bytes."""
     measured: dict[str, float | None]
     """step_seconds (median), step_seconds_p10, step_seconds_p90, mfu, tokens_per_second_per_gpu, memory_bytes (peak of
-    the fullest rank less what it held before the model was built, which no plan promises)."""
+    the fullest rank less what it held before the model was built, which no plan promises), cpu_seconds,
+    collective_seconds and product_seconds (of one rank, where they were told)."""
     error: dict[str, float | None]
     """step_seconds, mfu, memory, cpu_seconds (of ranks on CPU cores), goodput (of jobs that were recorded)."""
     phases: dict[str, dict[str, float | None]]
@@ -128,6 +129,8 @@ def _shown(measurement: Measurement) -> dict[str, float | None]:
         "tokens_per_second_per_gpu": measurement.tokens_per_second_per_gpu,
         "memory_bytes": max(0.0, measurement.peak_memory_bytes - _baseline(measurement)) or None,
         "cpu_seconds": measurement.environment.get("cpu_seconds_per_rank"),
+        "collective_seconds": measurement.environment.get("communication_seconds"),
+        "product_seconds": measurement.environment.get("product_seconds"),
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.plan import Plan
 from reports.comparison import Comparison
-from simulator.residuals import Lesson, learnt, residual
+from simulator.residuals import Lesson, Seen, learnt, residuals
 from topologies.cluster import Cluster
 from topologies.cluster_file import to_yaml
 from topologies.document import load, write_atomically
@@ -17,13 +17,16 @@ MACHINE = "fingerprint"
 """Of machine and software, in a profile's environment."""
 
 
-def update_profile(path: Path, plan: Plan, found: Comparison) -> Lesson:
+def update_profile(path: Path, plan: Plan, found: Comparison) -> tuple[Lesson, ...]:
     """File what a run showed in a profile, whole or not at all.
 
     Args:
         path: of the profile that ``headway calibrate`` wrote.
         plan: that was run.
         found: its comparison.
+
+    Returns:
+        What changed, the largest part of the residual first.
 
     Raises:
         InputError: the profile is of another machine than the plan, holds no calibrated costs, or cannot be written.
@@ -43,17 +46,25 @@ def update_profile(path: Path, plan: Plan, found: Comparison) -> Lesson:
     predicted, measured = found.predicted["step_seconds"], found.measured["step_seconds"]
     assert predicted is not None
     assert measured is not None
-    seen = residual(
+    seen = Seen(
+        step_seconds=measured,
+        phases_seconds={name: float(phase["measured_seconds"] or 0.0) for name, phase in found.phases.items()},
+        collective_seconds=found.measured["collective_seconds"],
+        product_seconds=found.measured["product_seconds"],
+    )
+    lessons, changed = [], profile
+    for one in residuals(
         cluster,
         plan.scenario.job,
         plan.layout,
+        seen,
         predicted_seconds=predicted,
-        measured_seconds=measured,
         plan_sha256=plan.sha256(),
         date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         contended=found.contended,
-    )
-    changed, lesson = learnt(profile, seen)
+    ):
+        changed, lesson = learnt(changed, one)
+        lessons.append(lesson)
     if changed is not profile:
         write_atomically(path, to_yaml(changed))
-    return lesson
+    return tuple(lessons)

@@ -45,6 +45,7 @@ def measurement_from(
         "contended": share is not None and share > CONTENDED_SHARE,
         "cpu_seconds_per_rank": statistics.median(_chosen(report["cpu_seconds"], steady)),
         "communication_seconds": report["communication_seconds"],
+        "product_seconds": report.get("product_seconds"),
         "warmup_steps": request.warmup_steps,
         "seed": request.seed,
         "peak_memory_bytes_by_rank": report["peak_memory_bytes"],

@@ -1,4 +1,4 @@
-"""The time that a rank spends inside collectives, from torch's profiler."""
+"""The time that a rank spends inside collectives and inside matrix products, from torch's profiler."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from torch.profiler import ProfilerActivity, profile
 
 PREFIXES = ("gloo:", "nccl:")
 """How torch names the spans of its communication backends."""
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product", "aten::_grouped_mm")
+"""Beginnings of the names of its matrix products and attention cores."""
 
 
-def communication_seconds(run: Callable[[], object], trace: Path | None = None) -> float:
-    """Run something once and return the seconds during which a collective was under way, overlaps counted once.
+def profiled_seconds(run: Callable[[], object], trace: Path | None = None) -> tuple[float, float]:
+    """Run something once; return the seconds during which a collective was under way, and those of matrix products.
+
+    Overlaps of collectives count once.
 
     ``trace`` is a file for the whole timeline, which Perfetto and chrome://tracing open.
     """
@@ -32,4 +36,5 @@ def communication_seconds(run: Callable[[], object], trace: Path | None = None) 
     for start, end in spans:
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    return total * 1e-6
+    products = sum(event.self_cpu_time_total for event in profiler.events() or () if event.name.startswith(PRODUCTS))
+    return total * 1e-6, products * 1e-6

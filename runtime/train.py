@@ -22,7 +22,7 @@ from runtime.mesh import Meshes, build_meshes
 from runtime.optimizer import ReplicaOptimizer, build_optimizer
 from runtime.parallelize import parallelize
 from runtime.pipeline import StepRunner, build_runner, sum_tied_gradients
-from runtime.profiling import communication_seconds
+from runtime.profiling import profiled_seconds
 from runtime.ranks import shares, stages_of
 from runtime.request import TrainRequest
 from runtime.routing import Balance, correct
@@ -48,6 +48,8 @@ class TrainReport:
     """CPU time of a rank, mean over the ranks."""
     communication_seconds: float | None = None
     """Inside collectives, waiting included, mean over the ranks, of one profiled step."""
+    product_seconds: float | None = None
+    """Inside matrix products and attention on a CPU, mean over the ranks, of the same step."""
     foreign_cpu_share: float | None = None
     """Of the measured steps."""
     peak_memory_bytes: list[float] = field(default_factory=list)
@@ -196,9 +198,10 @@ def train(request: TrainRequest, device: torch.device, session: Session | None =
     if request.profile and report.stopped_at is None:
         folder = request.profile_directory
         trace = None if folder is None else Path(folder) / f"rank{dist.get_rank()}.trace.json.gz"
-        inside = communication_seconds(lambda: replica.step(course.progress.batch_index(request.steps)), trace)
-        seconds = gathered(inside)
-        report.communication_seconds = sum(seconds) / len(seconds)
+        inside, products = profiled_seconds(lambda: replica.step(course.progress.batch_index(request.steps)), trace)
+        ranks = dist.get_world_size()
+        report.communication_seconds = sum(gathered(inside)) / ranks
+        report.product_seconds = sum(gathered(products)) / ranks if device.type == "cpu" else None
     return report
 
 

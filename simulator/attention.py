@@ -120,7 +120,8 @@ def _measured_seconds(
 
     forward = inverse_distance(places, np.array([work(p) / p.forward_seconds for p in points]), at)
     backward = inverse_distance(places, np.array([work(p) / p.backward_seconds for p in points]), at)
-    return flops / forward * rates.slowdown, flops / backward * rates.slowdown
+    slower = rates.slowdown * rates.product_factor
+    return flops / forward * slower, flops / backward * slower
 
 
 def mixer_elements(mixer: Mixer, tokens: Floats, tp: Floats) -> Floats:

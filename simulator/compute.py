@@ -60,6 +60,11 @@ class Rates:
     facts: tuple[str, ...]
     """Efficiencies and their sources, in words."""
 
+    @property
+    def product_factor(self) -> float:
+        """Seconds for each calibrated second of matrix products and attention."""
+        return self.host_seconds.get("products", 1.0)
+
     def fixed_seconds(self, name: str) -> float:
         """A measured fixed cost of the software, where ranks share cores multiplied; 0 if it was not measured."""
         return self.host_seconds.get(name, 0.0) * self.slowdown
@@ -77,6 +82,7 @@ def rates(cluster: Cluster, job: Job, parameters: Parameters) -> Rates:
     factor = parameters.gpu_factor[gpu.name].value if gpu.name in parameters.gpu_factor else 1.0
     factor = factor * clock_share(gpu, parameters)
     slowdown = cluster.oversubscribed_cores
+    host = dict(measured.host_seconds) if measured and gpu.architecture == "cpu" else {}
     facts: list[str] = []
 
     def gemm_rate(precision: Precision) -> GemmRate:
@@ -84,7 +90,8 @@ def rates(cluster: Cluster, job: Job, parameters: Parameters) -> Rates:
         if points:
             facts.append(f"{precision} GEMM rates: {len(points)} measured points of {cluster.name}")
             best = max(point.rate_flop_per_second for point in points)
-            return GemmRate(flop_per_second=best, ridge_flop_per_byte=0.0, points=points, slowdown=slowdown)
+            slower = slowdown * host.get("products", 1.0)
+            return GemmRate(flop_per_second=best, ridge_flop_per_byte=0.0, points=points, slowdown=slower)
         peak = gpu.peak(precision)
         if peak is None:
             raise InputError(
@@ -114,19 +121,20 @@ def rates(cluster: Cluster, job: Job, parameters: Parameters) -> Rates:
     if measured and measured.memory_bandwidth_bytes_per_second > 0:
         bandwidth = measured.memory_bandwidth_bytes_per_second
     update = measured.update_bandwidth_bytes_per_second if measured else 0.0
+    updated = (update or bandwidth) / host.get("update", 1.0)
     return Rates(
         gemm=gemm,
         wide_gemm=wide_gemm,
         attention_flop_per_second=(gpu.peak(wide) or 0.0) * attention.value * stack.kernel_factor * factor,
         attention_points=points,
         memory_bytes_per_second=bandwidth / slowdown,
-        update_bytes_per_second=(update or bandwidth) / slowdown,
+        update_bytes_per_second=updated / slowdown,
         element_bytes=4.0 if job.precision == "fp32" else 2.0,
         cast_weight=CAST_WEIGHT.get(job.precision, 0.0),
         ampere=gpu.architecture == "ampere",
         cpu=gpu.architecture == "cpu",
         slowdown=slowdown,
-        host_seconds=dict(measured.host_seconds) if measured and gpu.architecture == "cpu" else {},
+        host_seconds=host,
         software=stack,
         parameters=parameters,
         facts=tuple(facts),

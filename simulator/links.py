@@ -110,8 +110,18 @@ def links(cluster: Cluster, parameters: Parameters | None = None) -> Links:
         host_bytes_per_second=PCIE_BYTES_PER_SECOND.get(architecture, 0.0),
         tiers=cluster.fabric.tiers,
         all_to_all_share=exchange if parameters is None or architecture == "cpu" else parameters.all_to_all.value,
-        points=cluster.measured.collectives if cluster.measured else (),
+        points=_measured_points(cluster),
     )
+
+
+def _measured_points(cluster: Cluster) -> tuple[CollectivePoint, ...]:
+    """What was measured, as much slower as runs have taught."""
+    if cluster.measured is None:
+        return ()
+    points, slower = cluster.measured.collectives, cluster.measured.host_seconds.get("collectives", 1.0)
+    if slower == 1.0:
+        return points
+    return tuple(point.model_copy(update={"time_seconds": slower * point.time_seconds}) for point in points)
 
 
 def local_ranks(net: Links, ranks: Floats, stride: Floats) -> Floats:

@@ -1,20 +1,42 @@
-"""What a run on a calibrated machine teaches about it: the residual goes to the fixed cost that it most likely is.
+"""What a run on a calibrated machine teaches about it: each part of the residual goes where the run says it arose.
 
-Each run implies a value of one cost: the one with which the prediction would have been right. The value that is used
-lies between the calibrated one and the median of the implied ones, as far as the number of runs is worth
+A run tells the seconds of its phases, of its collectives and of its matrix products. What each of them differs from the
+prediction implies a value of one cost: the one with which that part would have been right. The value that is used lies
+between the calibrated one and the median of the implied ones, as far as the number of runs is worth
 (``offsets.PRIOR_RUNS`` runs count for the calibration).
 """
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scenarios.job import Job
 from scenarios.layout import Layout
 from simulator.offsets import PRIOR_RUNS
+from simulator.phases import phase_seconds
+from simulator.step import predict_step
 from topologies.cluster import Cluster, Measured, Residual
 from topologies.errors import InputError
+
+FACTORS = ("products", "collectives", "update")
+"""Costs that are seconds for each calibrated second; 1 where nothing was learnt."""
+SMALL = 0.01
+"""Parts of a residual below this share of the step are no news."""
+NUDGE = 1e-3
+"""By which a cost is changed to see what it does to a step, in seconds or as a share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a run measured, per step; parts that it did not tell are left out or None."""
+
+    step_seconds: float
+    phases_seconds: dict[str, float] = field(default_factory=dict)
+    collective_seconds: float | None = None
+    """Inside collectives, waiting included."""
+    product_seconds: float | None = None
+    """Inside matrix products and attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,52 +67,88 @@ def cost_of(layout: Layout) -> str:
     return "pp_microbatch" if layout.pp > 1 else "layer"
 
 
-def times_in_a_step(cost: str, job: Job, layout: Layout) -> float:
-    """How often the busiest rank pays a cost in a step."""
-    microbatches = layout.num_microbatches(job)
-    if cost == "pp_microbatch":
-        return float(microbatches)
-    ranks = [0] * layout.pp
-    for index, stage in enumerate(layout.stages):
-        ranks[index % layout.pp] += stage.layers
-    return float(microbatches * (max(ranks) if layout.stages else -(-job.model.num_layers // layout.pp)))
+def seconds_per_unit(cluster: Cluster, job: Job, layout: Layout, cost: str) -> float:
+    """How much longer a step is for each second, or each unit of a factor, that a cost has more."""
+    costs = _measured(cluster).host_seconds
+    more = costs | {cost: _known(cluster, cost) + NUDGE}
+    changed = cluster.model_copy(update={"measured": _measured(cluster).model_copy(update={"host_seconds": more})})
+    steps = [predict_step(one, job, layout) for one in (changed, cluster)]
+    bubble = 0.0 if cost not in FACTORS else steps[0].pp_bubble_seconds - steps[1].pp_bubble_seconds
+    return (steps[0].total_seconds - steps[1].total_seconds - bubble) / NUDGE
 
 
-def residual(
+def parts(cluster: Cluster, job: Job, layout: Layout, seen: Seen, predicted_seconds: float) -> dict[str, float]:
+    """Divide what a step took beyond its prediction between the costs that it speaks of; seconds, with sign."""
+    found: dict[str, float] = {}
+    rest = seen.step_seconds - predicted_seconds
+    sharding = layout.optimizer_sharding
+    reduced_apart = layout.dp * layout.cp > 1 and sharding in ("none", "zero1")
+    phases = seen.phases_seconds
+    if {"gradient_reduction", "optimizer"} <= phases.keys():
+        breakdown = predict_step(cluster, job, layout).breakdown_seconds
+        late = {name: phases[name] - phase_seconds(breakdown, layout, name) for name in phases}
+        if reduced_apart and sharding == "zero1":  # which gathers weights in its update
+            found["shard_gigabyte"] = late["gradient_reduction"] + late["optimizer"]
+        else:
+            found["update"] = late["optimizer"]
+        if reduced_apart and sharding == "none":
+            found["flat_gigabyte"] = late["gradient_reduction"]
+    if seen.collective_seconds is not None and layout.pp == 1:  # stages wait for each other in theirs
+        expected = _known(cluster, "collectives") * seconds_per_unit(cluster, job, layout, "collectives")
+        if expected > 0:
+            found["collectives"] = seen.collective_seconds - expected
+            inside = layout.tp * layout.cp * layout.ep > 1 or not reduced_apart
+            joined = {"none": "flat_gigabyte", "zero1": "shard_gigabyte"}.get(sharding)
+            if not inside and joined in found:
+                found[joined] -= found["collectives"]
+    if seen.product_seconds is not None:
+        expected = _known(cluster, "products") * seconds_per_unit(cluster, job, layout, "products")
+        found["products"] = seen.product_seconds - expected
+    wrapper = cost_of(layout)
+    if wrapper == "tp_sequence_layer" and wrapper not in _measured(cluster).host_seconds:
+        wrapper = "tp_layer"  # which stands for both
+    return found | {wrapper: rest - sum(found.values())}
+
+
+def residuals(
     cluster: Cluster,
     job: Job,
     layout: Layout,
+    seen: Seen,
     *,
     predicted_seconds: float,
-    measured_seconds: float,
     plan_sha256: str,
     date: str,
     contended: bool,
-) -> Residual:
-    """Turn a predicted and a measured step into what they imply.
+) -> tuple[Residual, ...]:
+    """Turn a predicted and a measured step into what they imply, the largest part first.
 
     ``cluster`` is the one that the prediction was made with, as the plan holds it.
 
     Raises:
         InputError: it holds no calibrated costs.
     """
-    costs = _measured(cluster).host_seconds
-    cost = cost_of(layout)
-    if cost not in costs and cost == "tp_sequence_layer":
-        cost = "tp_layer"  # which stands for both
-    step_factor = job.stack.step_factor
-    missing = (measured_seconds - predicted_seconds) / step_factor / cluster.oversubscribed_cores
-    implied = costs.get(cost, 0.0) + missing / times_in_a_step(cost, job, layout)
-    return Residual(
-        cost=cost,
-        implied_seconds=max(0.0, implied),
-        predicted_seconds=predicted_seconds,
-        measured_seconds=measured_seconds,
-        layout=layout.label(),
-        plan_sha256=plan_sha256,
-        date=date,
-        contended=contended,
-    )
+    told = sorted(parts(cluster, job, layout, seen, predicted_seconds).items(), key=lambda one: -abs(one[1]))
+    news = [one for one in told if abs(one[1]) >= SMALL * seen.step_seconds] or told[:1]
+    found = []
+    for cost, missing in news:
+        per_unit = seconds_per_unit(cluster, job, layout, cost)
+        if per_unit <= 0:
+            continue
+        implied = _known(cluster, cost) + missing / job.stack.step_factor / per_unit
+        found.append(
+            Residual(
+                cost=cost,
+                implied_seconds=max(0.0, implied),
+                predicted_seconds=predicted_seconds,
+                measured_seconds=seen.step_seconds,
+                layout=layout.label(),
+                plan_sha256=plan_sha256,
+                date=date,
+                contended=contended,
+            )
+        )
+    return tuple(found)
 
 
 def learnt(cluster: Cluster, found: Residual) -> tuple[Cluster, Lesson]:
@@ -100,7 +158,7 @@ def learnt(cluster: Cluster, found: Residual) -> tuple[Cluster, Lesson]:
         InputError: the profile holds no calibrated costs.
     """
     measured = _measured(cluster)
-    now = measured.host_seconds.get(found.cost, 0.0)
+    now = _known(cluster, found.cost)
     if any(_same(one, found) for one in measured.residuals):
         note = "this run was filed before"
         return cluster, Lesson(
@@ -142,5 +200,9 @@ def _measured(cluster: Cluster) -> Measured:
     return cluster.measured
 
 
+def _known(cluster: Cluster, cost: str) -> float:
+    return _measured(cluster).host_seconds.get(cost, 1.0 if cost in FACTORS else 0.0)
+
+
 def _same(one: Residual, other: Residual) -> bool:
-    return (one.plan_sha256, one.measured_seconds) == (other.plan_sha256, other.measured_seconds)
+    return (one.cost, one.plan_sha256, one.measured_seconds) == (other.cost, other.plan_sha256, other.measured_seconds)

@@ -171,7 +171,8 @@ class Measured(Document):
     of activations of a tensor parallel layer), ``moe_mebibyte`` and ``ep_mebibyte`` (of routed tokens),
     ``head_mebibyte`` and ``tp_head_mebibyte`` (of fp32 logits). Per micro-batch: ``microbatch``; on a pipeline stage
     ``pp_microbatch`` too. Per step: ``step``, ``flat_gigabyte`` and ``shard_gigabyte`` (1 GB of fp32 gradients that
-    are all-reduced, or reduced and gathered as zero1 does)."""
+    are all-reduced, or reduced and gathered as zero1 does). What runs have taught of rates: seconds for each calibrated
+    second of ``products`` (matrices and attention), ``collectives`` and ``update``; 1 where they are missing."""
     residuals: tuple[Residual, ...] = ()
     """Runs that were compared with their plans since the calibration, oldest first."""
     calibrated_seconds: dict[str, Seconds] = Field(default_factory=dict)
