@@ -113,6 +113,8 @@ def attention(
 ) -> torch.Tensor:
     """Softmax attention of grouped queries, by torch's fused kernels.
 
+    torch's kernel for CPUs wants values as wide as queries: they are filled up with zeros, so that no scores are kept.
+
     Args:
         query: of shape (batch, heads, queries, head_dim).
         key: of shape (batch, kv_heads, keys, head_dim).
@@ -133,10 +135,13 @@ def attention(
         assert seen is not None
         query, key, value = with_sinks(query, key, value, sinks, scale)
         seen = functional.pad(seen, (1, 0), value=True)
-    grouped = query.shape[1] != key.shape[1]
-    return functional.scaled_dot_product_attention(
+    grouped, width = query.shape[1] != key.shape[1], value.shape[-1]
+    if not value.is_cuda and width < query.shape[-1]:
+        value = functional.pad(value, (0, query.shape[-1] - width))
+    mixed = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=seen, is_causal=seen is None, scale=scale, enable_gqa=grouped
     )
+    return mixed[..., :width]
 
 
 def with_sinks(

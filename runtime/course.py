@@ -13,7 +13,7 @@ import torch.distributed as dist
 from runtime.checkpoint import Checkpointer, Progress
 from runtime.environment import CpuClock, node_name
 from runtime.faults import strike
-from runtime.optimizer import local
+from runtime.layers import local
 from runtime.request import TrainRequest
 from runtime.session import Session
 from runtime.stragglers import Probe, Stragglers, computes_alone

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,9 +14,17 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional
 
 from runtime.collectives import exchange
-from runtime.layers import FeedForward, Linear, activated
-from runtime.routing import Router
+from runtime.layers import FeedForward, Linear, activated, cast_again
+from runtime.routing import Router, visitors
 from scenarios.model import Mlp, Moe
+
+Lengths = Callable[[torch.Tensor, int], list[Any]]
+"""Turns counts of rows into numbers, each row of which adds up to a total on average."""
+
+
+def numbers(counts: torch.Tensor, total: int) -> list[Any]:
+    """The counts as they are, whatever they add up to."""
+    return counts.tolist()
 
 
 class Experts(nn.Module):
@@ -33,6 +41,9 @@ class Experts(nn.Module):
         self.down_bias = nn.Parameter(torch.zeros(count, hidden_size)) if spec.bias else None
         self.slices = 1
         """Ranks that share each expert (etp): they give parts of a sum."""
+        self.one_kernel = False
+        """One kernel for all experts, whatever the device is; a GPU takes it in bf16."""
+        self.lengths: Lengths = numbers
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Transform tokens.
@@ -41,7 +52,7 @@ class Experts(nn.Module):
             rows: of shape (tokens, hidden), in the order of the experts that they visit.
             counts: tokens of each expert of this rank.
         """
-        if rows.is_cuda and rows.dtype == torch.bfloat16:
+        if self.one_kernel or (rows.is_cuda and rows.dtype == torch.bfloat16):
             return self.grouped(rows, counts)
         parts = [self.up, self.gate, self.down, self.up_bias, self.gate_bias, self.down_bias]
         weights = [None] * len(counts)
@@ -49,7 +60,7 @@ class Experts(nn.Module):
             weights if part is None else here(part).to(rows.dtype).unbind() for part in parts
         )
         done = []
-        for index, some in enumerate(rows.split(counts.tolist())):
+        for index, some in enumerate(rows.split(self.lengths(counts, len(rows)))):
             up = functional.linear(some, cast(torch.Tensor, ups[index]), up_biases[index])
             wide = gates[index]
             gate = None if wide is None else functional.linear(some, wide, gate_biases[index])
@@ -65,7 +76,9 @@ class Experts(nn.Module):
         def linear(
             input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, share: int = 1
         ) -> torch.Tensor:
-            out = functional.grouped_mm(input, here(weight).to(input.dtype).transpose(-1, -2), offs=ends)
+            local, used = here(weight), here(weight).to(input.dtype)
+            with cast_again(local, used):
+                out = functional.grouped_mm(input, used.transpose(-1, -2), offs=ends)
             if bias is None:
                 return out
             return out + here(bias).to(out.dtype).repeat_interleave(counts, 0, output_size=len(out)) / share
@@ -89,17 +102,19 @@ class Exchange:
     group: dist.ProcessGroup
     ep: int
     etp: int
+    lengths: Lengths = numbers
 
     def visit(self, experts: Experts, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Send rows, in the order of the experts, to all slices of these; return the sums of what comes back."""
         sent = counts.view(self.ep, 1, -1).expand(-1, self.etp, -1).flatten(0, 1).contiguous()
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
-        to, come = torch.stack([sent.sum(1), received.sum(1)]).tolist()
+        to, come = self.lengths(torch.stack([sent.sum(1), received.sum(1)]), len(rows) * self.etp)
         copies = self._copies(to, rows.device)
         arrived = exchange(rows if copies is None else rows[copies], self.group, sent=to, received=come)
         local = sent.shape[1]
-        expert = torch.arange(local, device=rows.device).repeat(len(to)).repeat_interleave(received.flatten())
+        expert = torch.arange(local, device=rows.device).repeat(len(to))
+        expert = expert.repeat_interleave(received.flatten(), output_size=sum(come))
         order = expert.argsort(stable=True)
         done = experts(arrived[order], received.sum(0))
         returned = exchange(done[order.argsort()], self.group, sent=come, received=to)
@@ -135,7 +150,7 @@ class MixtureOfExperts(nn.Module):
         tokens = input.flatten(0, 1)
         weights, experts = self.router(input)
         order = experts.flatten().argsort(stable=True)
-        counts = torch.bincount(experts.flatten(), minlength=self.spec.num_experts)
+        counts = visitors(experts, self.spec.num_experts)
         rows = tokens[order // self.spec.top_k]
         if self.spec.score_before_experts:
             rows = rows * weights.flatten()[order, None].to(rows.dtype)

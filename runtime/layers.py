@@ -6,11 +6,13 @@ Parameters are fp32 and are cast where they are used, so that the compute format
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial
+from torch._C._autograd import _top_saved_tensors_default_hooks
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -31,13 +33,74 @@ def met(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
     return weight.to(input.dtype)
 
 
+def cast_again(weight: torch.Tensor, used: torch.Tensor) -> AbstractContextManager[Any]:
+    """While a weight is used in another format, keep the weight for the backward pass and not its copy.
+
+    Without this every micro-batch that is alive keeps a copy of all weights. Where a recompute or a compiler decides
+    what is kept, nothing changes.
+
+    Args:
+        weight: a parameter, or this rank's part of it.
+        used: its copy, which is used as it is or transposed.
+    """
+    decided_elsewhere = torch.compiler.is_compiling() or _top_saved_tensors_default_hooks(True) is not None
+    if used.dtype == weight.dtype or decided_elsewhere:
+        return nullcontext()
+    kept, dtype, stride, copy = weight.detach(), used.dtype, used.stride(), _storage(used)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | bool:
+        same = tensor.dtype == dtype and tensor.numel() == kept.numel() and _storage(tensor) == copy
+        return tensor.stride() != stride if same else tensor
+
+    def unpack(packed: torch.Tensor | bool) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        again = kept.to(dtype)
+        return again.mT if packed else again
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int((tensor._local_tensor if isinstance(tensor, DTensor) else tensor).untyped_storage()._cdata)
+
+
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor on this rank."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
 class Linear(nn.Linear):
     """A linear map in the format of its input."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Map the last dimension."""
         bias = None if self.bias is None else met(self.bias, input)
-        return functional.linear(input, met(self.weight, input), bias)
+        weight = met(self.weight, input)
+        with cast_again(self.weight if isinstance(weight, DTensor) else local(self.weight), weight):
+            return functional.linear(input, weight, bias)
+
+
+class Embedding(nn.Embedding):
+    """A table; where ranks share its rows each finds its own, and together they have them all.
+
+    DTensor's own lookup would hold the gradient of the whole table on every rank.
+    """
+
+    split: Placement = Replicate()
+    """How the ranks that share the rows share the result."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Look up tokens (batch, seq)."""
+        if not isinstance(self.weight, DTensor):
+            return super().forward(tokens)
+        mesh, rows = self.weight.device_mesh, self.weight.to_local()
+        places = tokens - mesh.get_local_rank() * len(rows)
+        elsewhere = (places < 0) | (places >= len(rows))
+        found = functional.embedding(places.masked_fill(elsewhere, 0), rows).masked_fill(elsewhere[..., None], 0.0)
+        parts = DTensor.from_local(found, mesh, [Partial()], run_check=False)
+        result: torch.Tensor = parts.redistribute(placements=[self.split]).to_local()
+        return result
 
 
 class RmsNorm(nn.Module):

@@ -33,12 +33,15 @@ RESIZE: Callable[[torch.UntypedStorage, int], None] = torch.UntypedStorage.resiz
 class Ledger(TorchDispatchMode):
     """Books storages as long as they live, and keeps the fullest state of each moment of the step."""
 
-    def __init__(self, axes: dict[str, str]) -> None:
+    def __init__(self, axes: dict[str, str], exchange: str | None = None) -> None:
+        """Take the axis of each group by torch's name, and the name of the group in which experts exchange tokens."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.axes = axes
+        self.axes, self.exchange = axes, exchange
         self.held: Counter[str] = Counter()
         self.peaks: dict[str, Counter[str]] = {}
         self.collectives: Counter[CollectiveKey] = Counter()
+        self.joined: Counter[tuple[str, str, str]] = Counter()
+        """Bytes that replicas exchange in the update, of all buckets together."""
         self.moment = "forward"
         self._entries: dict[int, tuple[weakref.ref[Any], str, int]] = {}
         self._deriving_shapes = 0
@@ -101,7 +104,17 @@ class Ledger(TorchDispatchMode):
             group = dist.ProcessGroup.unbox(boxed).group_name
         largest = max(tensors, key=lambda tensor: tensor.numel() * tensor.element_size())
         size, dtype = largest.numel() * largest.element_size(), str(largest.dtype).removeprefix("torch.")
-        self.collectives[NAMES.get(name, name), self.axes.get(group, "world"), dtype, size] += 1
+        operation, axis = NAMES.get(name, name), self.axes.get(group, "world")
+        if operation == "all_to_all" and group == self.exchange:
+            axis = "ep"  # where all replicas share the experts, theirs is the same group
+        if self.moment == "update" and axis in ("dp", "edp"):
+            self.joined[operation, axis, dtype] += size
+        else:
+            self.collectives[operation, axis, dtype, size] += 1
+
+    def all_collectives(self) -> Counter[CollectiveKey]:
+        """Count the collectives; what replicas exchange in the update is one, whatever its buckets."""
+        return self.collectives + Counter({(*key, size): 1 for key, size in self.joined.items()})
 
     def _enter(self, storage: torch.UntypedStorage, purpose: str) -> None:
         key, size = id(storage), storage.nbytes()
@@ -159,6 +172,7 @@ NAMES = {
     "_reduce_scatter_base_": "reduce_scatter",
     "reduce_scatter_tensor": "reduce_scatter",
     "allreduce_": "all_reduce",
+    "alltoall_base_": "all_to_all",
 }
 """torch's operations by the names that the simulator uses."""
 

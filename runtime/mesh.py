@@ -47,13 +47,14 @@ class Meshes:
 
     def named_groups(self) -> dict[str, str]:
         """Axis of each group by the name that torch gave it."""
-        found = {"pp": self.pp, "tp": self.tp, "cp": self.cp, "dp": self.dp, "edp": self.expert_dp, "ep": self.experts}
-        return {
+        found = {"ep": self.experts, "edp": self.expert_dp, "pp": self.pp, "tp": self.tp, "cp": self.cp, "dp": self.dp}
+        named: dict[str, str] = {
             mesh.get_group(axis).group_name: name
             for name, mesh in found.items()
             if mesh is not None
             for axis in range(mesh.ndim)
         }
+        return named if self.exchange is None else {self.exchange.group_name: "ep"} | named
 
 
 def build_meshes(

@@ -1,11 +1,12 @@
 """AdamW and the sum of gradients over replicas, by how much of the state is sharded.
 
 none    gradients are all-reduced, every replica updates everything
-zero1   gradients are reduce-scattered, each replica updates its slice of one flat buffer, weights are all-gathered
+zero1   gradients are reduce-scattered, each replica updates its slices of flat buffers, weights are all-gathered
         (Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1)
 zero2, zero3   FSDP2 has reduced the gradients; each replica updates its shards
 
-Experts have replicas of their own, and so a flat buffer of their own.
+Experts have replicas of their own, and so flat buffers of their own. A buffer is small beside a model: gradients go as
+they are joined, so that little more than all of them is held at any time.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from torch.distributed.tensor import DTensor
 
 from runtime.collectives import all_gather, reduce_scatter
 from runtime.experts import expert_parameters
+from runtime.layers import local
 from runtime.mesh import Meshes
 from scenarios.layout import Layout
 
 WEIGHT_DECAY = 0.1
 BETAS = (0.9, 0.95)
 """As Llama was trained (arXiv 2302.13971, section 2.3)."""
+
+BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK = 40_000_000, 1_000_000
+"""Of a flat buffer, at most, whichever is more, unless one parameter has more yet (Megatron-LM's rule)."""
 
 Part = tuple[list[nn.Parameter], DeviceMesh]
 """Parameters, and the ranks that hold them too: those that share the state, or copies of groups of these."""
@@ -67,10 +72,24 @@ def build_optimizer(modules: Iterable[nn.Module], layout: Layout, meshes: Meshes
     if not meshes.shared or layout.optimizer_sharding in ("zero2", "zero3"):
         return LocalAdamW(parameters, rate)
     experts = expert_parameters(modules)
-    parts: list[Part] = [([one for one in parameters if one not in experts], meshes.dp)]
+    parts = buckets([one for one in parameters if one not in experts], meshes.dp)
     if meshes.expert_dp is not None and experts:
-        parts.append(([one for one in parameters if one in experts], meshes.expert_dp))
+        parts += buckets([one for one in parameters if one in experts], meshes.expert_dp)
     return FlatShardAdamW(parts, rate) if layout.optimizer_sharding == "zero1" else ReplicatedAdamW(parts, rate)
+
+
+def buckets(parameters: list[nn.Parameter], mesh: DeviceMesh) -> list[Part]:
+    """Divide parameters, in order, into parts of a bounded size."""
+    parts: list[Part] = []
+    most, room = max(BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * mesh.size()), 0
+    for parameter in parameters:
+        size = local(parameter).numel()
+        if size > room:
+            parts.append(([], mesh))
+            room = most
+        parts[-1][0].append(parameter)
+        room -= size
+    return parts
 
 
 def adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:
@@ -110,7 +129,7 @@ class LocalAdamW(ReplicaOptimizer):
 
 
 class ReplicatedAdamW(LocalAdamW):
-    """Every replica holds everything; one all-reduce of one flat buffer sums the gradients of a part."""
+    """Every replica holds everything; one all-reduce of a flat buffer sums the gradients of a part."""
 
     def __init__(self, parts: list[Part], rate: float) -> None:
         super().__init__([parameter for parameters, _ in parts for parameter in parameters], rate)
@@ -120,7 +139,8 @@ class ReplicatedAdamW(LocalAdamW):
         """All-reduce; the gradients become views of the reduced buffer."""
         for parameters, mesh in self.parts:
             flat = flat_gradients(parameters)
-            dist.all_reduce(flat, group=mesh.get_group())
+            if mesh.size() > 1:
+                dist.all_reduce(flat, group=mesh.get_group())
             for parameter, view in zip(parameters, flat.split([local(p).numel() for p in parameters]), strict=True):
                 set_local_gradient(parameter, view)
 
@@ -160,9 +180,10 @@ class FlatShardAdamW(ReplicaOptimizer):
     def reduce_gradients(self) -> None:
         """Reduce-scatter into the gradient of the slice."""
         for one in self.shards:
-            flat = flat_gradients(one.parameters, one.padding)
-            gradient = torch.empty_like(one.shard)
-            reduce_scatter(gradient, flat, one.group)
+            gradient = flat = flat_gradients(one.parameters, one.padding)
+            if one.group.size() > 1:
+                gradient = torch.empty_like(one.shard)
+                reduce_scatter(gradient, flat, one.group)
             for copies in one.copies:
                 dist.all_reduce(gradient, group=copies)
             one.shard.grad = gradient
@@ -172,7 +193,8 @@ class FlatShardAdamW(ReplicaOptimizer):
         self.inner.step()
         with torch.no_grad():
             for one in self.shards:
-                all_gather(one.flat, one.shard.detach().clone(), one.group)
+                if one.group.size() > 1:
+                    all_gather(one.flat, one.shard.detach().clone(), one.group)
 
     def reduced(self) -> Iterable[tuple[nn.Parameter, torch.Tensor, int]]:
         """Return of each gradient what lies in this rank's slice."""
@@ -184,14 +206,6 @@ class FlatShardAdamW(ReplicaOptimizer):
     def clear(self) -> None:
         """Drop the gradients."""
         self.inner.zero_grad(set_to_none=True)
-        for one in self.shards:
-            for parameter in one.parameters:
-                parameter.grad = None
-
-
-def local(parameter: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor on this rank."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def set_local(parameter: nn.Parameter, view: torch.Tensor) -> None:
@@ -212,12 +226,13 @@ def settle(parameter: torch.Tensor) -> None:
 
 
 def flat_gradients(parameters: list[nn.Parameter], padding: int = 0) -> torch.Tensor:
-    """Join the local gradients into one flat buffer."""
+    """Move the local gradients into one flat buffer."""
     pieces = []
     for parameter in parameters:
         settle(parameter)
         assert parameter.grad is not None
         pieces.append(local(parameter.grad).flatten())
+        parameter.grad = None
     if padding:
         pieces.append(pieces[0].new_zeros(padding))
     return torch.cat(pieces)

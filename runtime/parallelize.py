@@ -27,8 +27,8 @@ from torch.distributed.tensor.parallel import (
 from runtime.attention import LatentAttention
 from runtime.context import SequencePart
 from runtime.experts import Experts, MixtureOfExperts, split_experts
+from runtime.layers import Embedding, local
 from runtime.mesh import Meshes
-from runtime.optimizer import local
 from runtime.transformer import Block, Decoder
 from scenarios.layout import Layout
 
@@ -40,6 +40,20 @@ class Duplicated(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return distribute_module(module, device_mesh)
+
+
+class RowsSplit(ParallelStyle):
+    """Every rank holds an equal part of the rows of a table."""
+
+    def __init__(self, split: Placement) -> None:
+        super().__init__()
+        self.split = split
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, Embedding)
+        module.split = self.split
+        module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), device_mesh, [Shard(0)]))
+        return module
 
 
 def parallelize(
@@ -84,7 +98,7 @@ def apply_tensor_parallel(decoder: Decoder, layout: Layout, tp: DeviceMesh) -> N
     if decoder.embedding is not None:
         for table in ("embedding", "positions"):
             if getattr(decoder, table) is not None:
-                ends[table] = RowwiseParallel(input_layouts=Replicate(), output_layouts=split)
+                ends[table] = RowsSplit(split)
         if layout.sequence_parallel and decoder.embedding_norm is not None:
             ends["embedding_norm"] = SequenceParallel(use_local_output=True)
     if decoder.head is not None:

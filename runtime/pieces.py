@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from runtime.optimizer import FlatShardAdamW, LocalAdamW, ReplicaOptimizer, local
+from runtime.layers import local
+from runtime.optimizer import FlatShardAdamW, LocalAdamW, ReplicaOptimizer
 from runtime.transformer import Decoder
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.parallel import loss_parallel
 
+from runtime.layers import local
 from runtime.mesh import Meshes
-from runtime.optimizer import local, settle
+from runtime.optimizer import settle
 from runtime.parallelize import mark_microbatch
 from runtime.transformer import Decoder, token_loss
 from scenarios.layout import Layout

@@ -63,7 +63,7 @@ class Router(nn.Module):
         if spec.route_norm:
             weights = weights / weights.sum(-1, keepdim=True)
         if self.correction is not None and torch._C._current_graph_task_id() == -1:  # not again in a backward pass
-            self.loads.append(torch.bincount(chosen.flatten(), minlength=spec.num_experts))
+            self.loads.append(visitors(chosen, spec.num_experts))
         return weights * spec.route_scale, chosen
 
     def _choose(self, scores: torch.Tensor) -> torch.Tensor:
@@ -96,6 +96,14 @@ class Router(nn.Module):
         frequency = counts * spec.num_experts / (spec.top_k * length)
         share = (scores / scores.sum(-1, keepdim=True)).sum(1) / length
         return self.balance.coefficient / self.balance.global_batch_size * (frequency * share).sum()
+
+
+def visitors(chosen: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Count the tokens that chose each expert."""
+    choices = chosen.flatten()
+    return torch.zeros(num_experts, dtype=torch.long, device=chosen.device).scatter_add_(
+        0, choices, torch.ones_like(choices)
+    )
 
 
 class _WithLoss(torch.autograd.Function):

@@ -18,15 +18,17 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from runtime.experts import MixtureOfExperts
+from runtime.initial import allocate, sketch_decoder
 from runtime.ledger import ACTIVATIONS, GRADIENTS, OPTIMIZER, PURPOSES, WEIGHTS, Ledger
-from runtime.mesh import Meshes, build_meshes
+from runtime.mesh import Meshes
 from runtime.optimizer import ReplicaOptimizer, build_optimizer
 from runtime.parallelize import parallelize
 from runtime.pipeline import MicrobatchRunner
 from runtime.ranks import StageShare, rank_at, shares, stages_of
 from runtime.request import TrainRequest
 from runtime.traced_pipeline import least_microbatches, run_stages
-from runtime.train import DTYPES
+from runtime.train import DTYPES, meshes_of
 from runtime.transformer import Decoder
 
 DEVICE = torch.device("cpu")
@@ -51,7 +53,7 @@ def trace(request: TrainRequest, depths: list[int], pipeline_rank: int = 0) -> l
     rank = rank_at(request.layout, pp=pipeline_rank)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=request.world_size)
     try:
-        meshes = build_meshes(request.layout, DEVICE, tied_embeddings=request.job.model.tied_embeddings)
+        meshes = meshes_of(request, DEVICE)
         assert meshes is not None
         return [trace_depth(request, meshes, depth, pipeline_rank) for depth in depths]
     finally:
@@ -62,39 +64,58 @@ def trace_depth(request: TrainRequest, meshes: Meshes, depth: int, pipeline_rank
     """Run a step of few micro-batches, which fills torch's caches, and then the step that counts."""
     job, layout = request.job, request.layout
     held = shares(job.model, layout)
-    with torch.device("meta"):
-        decoders = {
-            index: Decoder(
-                job.model,
-                shortened(held[index], depth),
-                dtype=DTYPES[job.precision],
-                recompute_modules=layout.recompute_modules,
-            )
-            for index in stages_of(layout, pipeline_rank)
-        }
+    decoders = {
+        index: sketch_decoder(
+            job.model,
+            shortened(held[index], depth),
+            dtype=DTYPES[job.precision],
+            recompute_modules=layout.recompute_modules,
+        )
+        for index in stages_of(layout, pipeline_rank)
+    }
     for decoder in decoders.values():
         parallelize(decoder, layout, meshes)
+        route_evenly(decoder)
     counts = least_microbatches(layout, job, pipeline_rank)
-    axes = meshes.named_groups()
+    exchange = None if meshes.exchange is None else meshes.exchange.group_name
     with FakeTensorMode(allow_non_fake_inputs=True):
         for decoder in decoders.values():
-            decoder.to_empty(device=DEVICE)
-            decoder.tie()
+            allocate(decoder, DEVICE)
         optimizer = build_optimizer(decoders.values(), layout, meshes, request.recipe.learning_rate)
-        ledgers = [Ledger(axes), Ledger(axes)]
+        ledgers = [Ledger(meshes.named_groups(), exchange) for _ in counts]
         for ledger, num_microbatches in zip(ledgers, counts, strict=True):
             step(ledger, decoders, optimizer, request, pipeline_rank, num_microbatches)
-    first, last = ledgers
+    last = ledgers[-1]
+    few, many = (ledger.all_collectives() for ledger in ledgers)
     return {
         "depth": depth or max(share.last - share.first for share in held),
         "peaks": {moment: {name: peak[name] for name in PURPOSES} for moment, peak in last.peaks.items()},
         "state": {name: last.held[name] for name in (WEIGHTS, OPTIMIZER)}
-        | {GRADIENTS: last.peaks["reduced"][GRADIENTS]},
-        "collectives": [
-            [*key, first.collectives[key], last.collectives[key]] for key in {**first.collectives, **last.collectives}
-        ],
+        | {GRADIENTS: last.peaks["accumulated"][GRADIENTS]},
+        "collectives": [[*key, few[key], many[key]] for key in {**few, **many}],
         "num_microbatches": counts,
     }
+
+
+def route_evenly(decoder: Decoder) -> None:
+    """Let every expert get an equal part of the tokens, because only weights know who gets more."""
+    for block in decoder.blocks():
+        if isinstance(block.mlp, MixtureOfExperts):
+            block.mlp.experts.lengths = evenly
+            block.mlp.experts.one_kernel = decoder.dtype == torch.bfloat16
+            if block.mlp.exchange is not None:
+                block.mlp.exchange = replace(block.mlp.exchange, lengths=evenly)
+
+
+def evenly(counts: torch.Tensor, total: int) -> list[Any]:
+    """Divide a total into as many numbers as each row of the counts has.
+
+    >>> evenly(torch.empty(2, 3), 7)
+    [[3, 2, 2], [3, 2, 2]]
+    """
+    *rows, parts = counts.shape
+    each = [total // parts + (place < total % parts) for place in range(parts)]
+    return [each] * rows[0] if rows else each
 
 
 def shortened(share: StageShare, depth: int) -> StageShare:
@@ -113,7 +134,7 @@ def step(
     pipeline_rank: int,
     num_microbatches: int,
 ) -> None:
-    """One optimizer step under the ledger; its moments are forward, head, each layer's backward, reduced and update.
+    """One optimizer step under the ledger; its moments are forward, head, each layer's backward, and update.
 
     In a pipeline, where the backward of one micro-batch meets others that are still alive, all layers' backward is one
     moment.
@@ -137,12 +158,12 @@ def step(
             _run_whole(next(iter(decoders.values())), request, num_microbatches)
         for parameter in parameters:
             book_gradient(ledger)(parameter)
+        ledger.peaks["accumulated"] = ledger.held.copy()
         ledger.moment = "update"
         optimizer.reduce_gradients()
         for group in inner.param_groups:
             for parameter in (*parameters, *group["params"]):
                 book_gradient(ledger)(parameter)
-        ledger.peaks["reduced"] = ledger.held.copy()
         optimizer.update()
         for tensor in optimizer_state(inner):
             ledger.book(tensor, OPTIMIZER)

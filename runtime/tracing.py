@@ -21,7 +21,6 @@ from runtime.request import TrainRequest
 from runtime.support import check_runnable
 from scenarios.job import Job
 from scenarios.layout import Layout
-from scenarios.model import Moe
 from scenarios.stack import Stack
 from simulator.memory import memory_use
 from simulator.outcome import StageMemory
@@ -158,12 +157,6 @@ def trace_rank(
     """
     require_torch("tracing the memory of a rank")
     check_runnable(job, layout)
-    if any(isinstance(layer.feed_forward, Moe) for layer in job.model.layers):
-        raise InputError(
-            "a rank with routed experts cannot be traced on shapes: its weights decide how many tokens an expert gets",
-            hint="trace a dense model, or leave the trace out",
-            key="model",
-        )
     if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD:
         raise InputError(
             f"the memory of a rank cannot be traced under {layout.schedule}, which splits the backward pass",

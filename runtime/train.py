@@ -18,6 +18,7 @@ from runtime.clipping import clip
 from runtime.context import SequencePart
 from runtime.course import Course
 from runtime.environment import CpuClock, reset_peak_memory, resident_bytes, usable_cores
+from runtime.initial import fill, sketch_decoder
 from runtime.mesh import Meshes, build_meshes
 from runtime.optimizer import ReplicaOptimizer, build_optimizer
 from runtime.parallelize import parallelize
@@ -27,7 +28,7 @@ from runtime.ranks import shares, stages_of
 from runtime.request import TrainRequest
 from runtime.routing import Balance, correct
 from runtime.session import Session
-from runtime.transformer import Decoder, build_decoder
+from runtime.transformer import Decoder
 from scenarios.model import Moe
 
 PHASES = ("forward_backward", "gradient_reduction", "optimizer")
@@ -124,23 +125,17 @@ def build_replica(request: TrainRequest, device: torch.device, meshes: Meshes) -
     balance = Balance(coefficient=recipe.balance_loss, global_batch_size=job.global_batch_size)
     indices = stages_of(layout, meshes.place["pp"])
     divided = shares(job.model, layout)
-    decoders = [
-        parallelize(
-            build_decoder(
-                job.model,
-                divided[index],
-                seed=request.seed,
-                dtype=DTYPES[job.precision],
-                device=device,
-                recompute_modules=layout.recompute_modules,
-                balance=balance,
-            ),
-            layout,
-            meshes,
-            compile_mode=recipe.compile,
+    decoders = []
+    for index in indices:
+        sketch = sketch_decoder(
+            job.model,
+            divided[index],
+            dtype=DTYPES[job.precision],
+            recompute_modules=layout.recompute_modules,
+            balance=balance,
         )
-        for index in indices
-    ]
+        parallelize(sketch, layout, meshes, compile_mode=recipe.compile)
+        decoders.append(fill(sketch, device, request.seed))
     return Replica(
         request=request,
         meshes=meshes,

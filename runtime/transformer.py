@@ -1,8 +1,4 @@
-"""A decoder built from a ModelSpec, whole or one stage of it (Llama-style: Touvron et al. 2023, arXiv 2302.13971).
-
-Each parameter is drawn from a stream named by (seed, its name in the whole model), so that any stage of any layout
-holds the same values.
-"""
+"""A decoder built from a ModelSpec, whole or one stage of it (Llama-style: Touvron et al. 2023, arXiv 2302.13971)."""
 
 from __future__ import annotations
 
@@ -15,15 +11,12 @@ from torch.nn import functional
 
 from runtime.attention import LatentAttention, SelfAttention
 from runtime.context import WHOLE, SequencePart
-from runtime.data import generator
 from runtime.experts import MixtureOfExperts
-from runtime.layers import FeedForward, LayerNorm, Linear, Norm, RmsNorm, repeated
+from runtime.layers import Embedding, FeedForward, LayerNorm, Linear, Norm, RmsNorm, repeated
 from runtime.ranks import StageShare
 from runtime.routing import Balance, Router
 from scenarios.model import Attention, Layer, Mla, Mlp, ModelSpec, Moe
 
-INIT_STD = 0.02
-"""Standard deviation of all matrices at the start (as GPT-2 and Llama do)."""
 NO_BALANCE = Balance()
 
 
@@ -96,8 +89,8 @@ class Decoder(nn.Module):
         norm, size = norm_of(model), model.hidden_size
         self.part: SequencePart = WHOLE
         learned = share.embedding and model.position_embeddings > 0
-        self.embedding = nn.Embedding(model.vocab_size, size) if share.embedding else None
-        self.positions = nn.Embedding(model.position_embeddings, size) if learned else None
+        self.embedding = Embedding(model.vocab_size, size) if share.embedding else None
+        self.positions = Embedding(model.position_embeddings, size) if learned else None
         self.embedding_norm = norm(size) if share.embedding and model.embedding_norm else None
         self.layers = nn.ModuleDict(
             {
@@ -142,35 +135,6 @@ class Decoder(nn.Module):
             places = self.part.positions(tokens.shape[1], tokens.device)
             hidden = hidden + self.positions(places.expand_as(tokens))
         return cast(torch.Tensor, hidden if self.embedding_norm is None else self.embedding_norm(hidden))
-
-
-def initialise(decoder: Decoder, seed: int) -> None:
-    """Fill the parameters: matrices normal with INIT_STD, norms 1, biases 0, each from the stream of its own name."""
-    with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
-            if decoder.tied and name == "head.weight":
-                name = "embedding.weight"
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif parameter.dim() > 1:
-                drawn = torch.empty(parameter.shape).normal_(0.0, INIT_STD, generator=generator(seed, name))
-                parameter.copy_(drawn)
-
-
-def build_decoder(
-    model: ModelSpec,
-    share: StageShare,
-    *,
-    seed: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    recompute_modules: tuple[str, ...] = (),
-    balance: Balance = NO_BALANCE,
-) -> Decoder:
-    """Build and initialise one stage on a device."""
-    decoder = Decoder(model, share, dtype=dtype, recompute_modules=recompute_modules, balance=balance)
-    initialise(decoder, seed)
-    return decoder.to(device)
 
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

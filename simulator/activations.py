@@ -51,8 +51,11 @@ def layer_bytes(job: Job, layer: Layer, share: Shares) -> tuple[Floats, Floats]:
         if keeping.output_copy:  # and the cosines and sines that queries and keys are turned by
             kept = kept + element * tokens * (heads * value + 2.0 * query)
         if isinstance(mixer, Mla):
-            latent = 2 * (mixer.q_lora_rank or 0) + 2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim
-            kept = kept + element * tokens * (heads * (2 * query + value) + latent)
+            # where no kernel turns and joins at once, values are a view of keys and values together, which stay
+            both = mixer.qk_nope_head_dim if keeping.output_copy else 0
+            latent = (norm + element) * ((mixer.q_lora_rank or 0) + mixer.kv_lora_rank)
+            kept = kept + element * tokens * (heads * (2 * query + value + both) + mixer.qk_rope_head_dim)
+            kept = kept + tokens * latent
         else:
             kept = kept + element * tokens * heads_per_rank(mixer, tp) * mixer.head_dim
             if mixer.qk_norm:
@@ -63,6 +66,8 @@ def layer_bytes(job: Job, layer: Layer, share: Shares) -> tuple[Floats, Floats]:
             kept = kept + 4.0 * tokens * heads
     if ffn is not None:
         whole = share.norm_tokens if isinstance(ffn, Moe) else gathered
+        if isinstance(ffn, Moe) and keeping.wide_router:  # what the shared expert reads is another copy
+            whole = whole * (4.0 / element) + (gathered if ffn.shared_ffn_hidden_size and element < 4.0 else 0.0)
         kept = kept + (element * whole + masks * share.norm_tokens) * hidden
     if isinstance(ffn, Mlp):
         kept = kept + element * tokens * inner_tensors(ffn, keeping) * ffn.ffn_hidden_size / tp
@@ -84,7 +89,7 @@ def _expert_bytes(moe: Moe, element: float, hidden: int, share: Shares, keeping:
     ranks = share.ranks
     tokens = share.tokens / ranks.tp
     inner = inner_tensors(moe, keeping)
-    copies = (3.0 if keeping.gate_copy else 2.0) * hidden * ranks.etp
+    copies = keeping.routed_copies * hidden * ranks.etp
     routed = tokens * moe.top_k * (copies + inner * moe.ffn_hidden_size)
     shared = tokens * inner * moe.shared_ffn_hidden_size
     return element * (routed + shared) + 4.0 * tokens * moe.num_experts

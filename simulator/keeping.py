@@ -34,7 +34,11 @@ class Keeping:
     norm_bytes: float | None
     """Kept for the backward of a norm; None: its input in the format of activations."""
     gate_copy: bool
-    """Gate, its activation and their product are three tensors, and weighted outputs of experts one more."""
+    """Gate, its activation and their product are three tensors."""
+    routed_copies: float
+    """Of a token for each expert that it visits: before the experts, after them, and after that with its weight."""
+    wide_router: bool
+    """A router reads an fp32 copy of its input."""
     output_copy: bool
     """The attention output is copied to the layout that the projection wants."""
     logit_bytes: float
@@ -43,6 +47,10 @@ class Keeping:
     """More where the vocabulary is split over a tp group."""
     fp32_weights: bool
     """Parameters are fp32 and cast for each use; no second master copy."""
+    cast_copies: bool
+    """The 16-bit copies of fp32 weights live from the forward to the backward, even where gathered weights do not."""
+    whole_tables: bool
+    """The gradient of a table that is split over a tp group is whole on each of its ranks, as DTensor makes it."""
     frees_gradients: bool
     """Gradients do not exist before the first backward of a step, and activations go while gradients come."""
     root_stays: bool
@@ -55,10 +63,14 @@ MEGATRON = Keeping(
     regathers=True,
     norm_bytes=None,
     gate_copy=False,
+    routed_copies=2.0,
+    wide_router=False,
     output_copy=False,
     logit_bytes=6.0,
     split_logit_bytes=0.0,
     fp32_weights=False,
+    cast_copies=False,
+    whole_tables=False,
     frees_gradients=False,
     root_stays=True,
     empty_gradients=True,
@@ -70,27 +82,35 @@ EAGER = Keeping(
     regathers=False,
     norm_bytes=8.0,
     gate_copy=True,
+    routed_copies=3.0,
+    wide_router=False,
     output_copy=True,
     logit_bytes=12.0,
     split_logit_bytes=4.0,
     fp32_weights=True,
+    cast_copies=True,
+    whole_tables=True,
     frees_gradients=True,
     root_stays=True,
     empty_gradients=False,
 )
 """One kernel per operation: an fp32 norm keeps input and normalised input, the loss fp32 logits, their logarithms and
 the gradient (and once more under ``loss_parallel``); as torch 2.13 books them when a rank is traced on shapes alone."""
-OWN = replace(EAGER, root_stays=False)
-"""headway's own runtime."""
+OWN = replace(EAGER, routed_copies=2.0, wide_router=True, root_stays=False, cast_copies=False, whole_tables=False)
+"""headway's own runtime: it casts weights once more for the backward, and looks up its own rows of a table."""
 
 COMPILED_TORCH = Keeping(
     regathers=False,
     norm_bytes=None,
     gate_copy=False,
+    routed_copies=2.0,
+    wide_router=False,
     output_copy=False,
     logit_bytes=14.0,
     split_logit_bytes=4.0,
     fp32_weights=True,
+    cast_copies=True,
+    whole_tables=True,
     frees_gradients=True,
     root_stays=True,
     empty_gradients=False,

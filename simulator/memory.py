@@ -50,7 +50,8 @@ class RecipeBytes:
     """The same two where weights are sharded: the fp32 shard is weight and master copy in one."""
     gathered: float
     copied: float = 0.0
-    """16-bit weights that live from the forward to the backward, where parameters are fp32 and not resharded."""
+    """16-bit weights that live from the forward to the backward, where parameters are fp32 and not resharded
+    (``copied_bytes``)."""
 
 
 def recipe_bytes(job: Job) -> RecipeBytes:
@@ -109,6 +110,12 @@ def recipe_bytes(job: Job) -> RecipeBytes:
         sharded_optimizer=4.0 + moments,
         gathered=2.0,
     )
+
+
+def copied_bytes(job: Job, sharding: Ints) -> Floats:
+    """Bytes per local parameter of 16-bit weights that live from forward to backward: gathered ones, or casts."""
+    lives = (sharding == ZERO2) | ((sharding < ZERO2) & keeping_of(job).cast_copies)
+    return np.where(lives, recipe_bytes(job).copied, 0.0)
 
 
 def memory_use(cluster: Cluster, job: Job, layout: Layout, *, parameters: Parameters | None = None) -> MemoryUse:
@@ -200,7 +207,7 @@ def memory_parts(
     buffers = _buffers(job, layouts, tables, share, outer, recipe)
     weights = held(recipe.weights, recipe.sharded_weights, ZERO2 if recipe.copied else ZERO3)
     gradients = held(recipe.gradients, recipe.gradients, ZERO2)
-    kept = kept + held(recipe.copied, 0.0, ZERO3)
+    kept = kept + copied_bytes(job, layouts.sharding)[:, None] * (local + local_expert)
     activations, logits = kept + transient, head * logits[:, None]
     if keeping.frees_gradients:
         activations, logits = _moments(
@@ -236,7 +243,7 @@ def _moments(
     embedding, tp = weights_of(job.model).embedding, share.ranks.tp
     sharded, once = (layouts.sharding >= ZERO2)[:, None], (share.num_microbatches == 1.0)[:, None]
     first, last = tables.ends[:, :, 0][tables.index], tables.ends[:, :, 1][tables.index]
-    table = first * (recipe_bytes(job).gradients * embedding * (1.0 - 1.0 / tp))[:, None]
+    table = first * (keeping_of(job).whole_tables * recipe_bytes(job).gradients * embedding * (1.0 - 1.0 / tp))[:, None]
     waiting = np.where(sharded, element_bytes(job) * outer, table)
     behind = np.where(sharded, waiting * last / np.maximum(first + last, 1.0), 0.0)
     replaced = np.maximum(kept + behind, gradients + waiting) - gradients

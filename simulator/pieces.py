@@ -17,9 +17,9 @@ from simulator.arrays import Floats, LayoutArrays
 from simulator.data_parallel import HIDDEN_BEHIND, data_parallel
 from simulator.evaluation import Evaluation, evaluate
 from simulator.keeping import keeping_of
-from simulator.layers import ZERO3, shares
+from simulator.layers import shares
 from simulator.links import links
-from simulator.memory import memory_parts, recipe_bytes
+from simulator.memory import copied_bytes, memory_parts
 from simulator.parameters import Parameters, shipped_parameters
 from simulator.stages import Column, StageTables
 from simulator.traffic import axes_of, ranks_of
@@ -268,7 +268,7 @@ def _memory(
     if keeping_of(job).frees_gradients:  # copies of weights are activations; the loss is beside no layer's backward
         dense, expert = columns_weights(weights_of(job.model), columns)
         local = dense / share.ranks.tp[0] + expert / (share.ranks.ep * share.ranks.etp)[0]
-        held = held + factor * (recipe_bytes(job).copied if int(row.sharding[0]) != ZERO3 else 0.0) * local
+        held = held + factor * copied_bytes(job, row.sharding)[0] * local
         total[:4] -= factor * np.minimum(parts["logits_bytes"][:4, 0], float(again.min()) + widest)
     base = float(total[0])
     return {

@@ -57,7 +57,7 @@ def test_a_failing_worker_ends_the_job_with_its_traceback(tmp_path: Path, start:
     assert job.returncode == 2
     assert out == ""
     assert "Traceback" in err
-    assert "in build_decoder" in err
+    assert "in allocate" in err
     assert "of 2 failed" in err
     assert not target.exists()
     assert list(tmp_path.iterdir()) == [Path(plan)]

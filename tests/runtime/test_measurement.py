@@ -18,10 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from runtime.commands import run
 from runtime.environment import CpuClock, usable_cores
+from runtime.initial import build_decoder
 from runtime.job import request_for
 from runtime.measurement import measurement_from, percentile, write_measurement
 from runtime.ranks import shares
-from runtime.transformer import build_decoder, token_loss
+from runtime.transformer import token_loss
 from scenarios.layout import Layout
 from simulator.outcome import read_measurement
 

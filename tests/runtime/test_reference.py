@@ -7,8 +7,9 @@ import reference_decoder
 import torch
 from tiny_models import MODELS
 
+from runtime.initial import build_decoder
 from runtime.ranks import shares
-from runtime.transformer import Decoder, build_decoder
+from runtime.transformer import Decoder
 from scenarios.layout import Layout
 from scenarios.model import ModelSpec
 

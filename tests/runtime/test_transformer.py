@@ -7,9 +7,10 @@ import torch
 from tiny_training import tiny
 
 from runtime.attention import SelfAttention
+from runtime.initial import build_decoder
 from runtime.layers import rotary_angles, rotate
 from runtime.ranks import shares
-from runtime.transformer import Decoder, build_decoder, token_loss
+from runtime.transformer import Decoder, token_loss
 from scenarios.layout import Layout
 from scenarios.model import Attention, Layer, Mlp, ModelSpec
 from scenarios.scenario import load_scenario

@@ -9,11 +9,12 @@ from tiny_models import LAYERS, MODELS
 from torch.nn import functional
 
 from runtime.data import synthetic_batch
+from runtime.initial import build_decoder
 from runtime.ranks import shares
 from runtime.request import Recipe, TrainRequest
 from runtime.routing import CORRECTION_STEP, Balance
 from runtime.train import train
-from runtime.transformer import Decoder, build_decoder
+from runtime.transformer import Decoder
 from scenarios.job import Job
 from scenarios.layout import Layout
 from scenarios.model import ModelSpec
