@@ -315,6 +315,8 @@ def _tell_dry_run(told: dict[str, Any]) -> None:
 def _tell_trace(traced: dict[str, Any]) -> None:
     memory = traced["traced_memory"]
     say(f"rank {traced['rank']} traced without weights; memory is fullest in: {memory['peak_moment']}")
+    if traced["assumed"]:
+        say(f"assumed: {traced['assumed']}")
     say("predicted: for headway's own runtime, as traced; promised by the plan: for the scenario's software stack")
     table = Table("memory of the rank", "traced", "predicted", "error", "promised by the plan")
     for row in traced["memory"]:

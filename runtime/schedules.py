@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -14,9 +16,12 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining._backward import stage_backward
 
 from runtime.mesh import Meshes
+from runtime.parallelize import mark_microbatch
 from runtime.pipeline import StepRunner, split_vocabulary
+from runtime.support import SPLIT_SCHEDULES
 from runtime.transformer import Decoder, token_loss
 from scenarios.layout import Layout
 
@@ -29,6 +34,34 @@ SEVERAL_STAGES: dict[str, Callable[..., Any]] = {
 """torch's schedules by the layout's name; the second kind takes a list of stages, even of one."""
 
 
+class Stage(PipelineStage):
+    """A stage that reduces the gradients of every micro-batch, so that a rank holds its shards only.
+
+    torch's own keeps whole weights and whole gradients from the first micro-batch to the last. It still does where a
+    schedule splits the backward pass.
+    """
+
+    layout: Layout
+    submod: nn.Module
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """Run one backward pass of the stage."""
+        if not self._reduces_each():
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        mark_microbatch(self.submod, self.layout, last=last_backward)
+        return stage_backward(*(bwd_kwargs[part] for part in ("stage_output", "output_grads", "input_values"))), None
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Reduce what was not reduced yet."""
+        if not self._reduces_each():
+            super().perform_reduce_grad(grad_scale_factor)
+
+    def _reduces_each(self) -> bool:
+        return isinstance(self.submod, FSDPModule) and self.layout.schedule not in SPLIT_SCHEDULES
+
+
 class ScheduleRunner(StepRunner):
     """A pipeline: torch's schedule sends activations and gradients between the stages."""
 
@@ -39,9 +72,11 @@ class ScheduleRunner(StepRunner):
         self.layout, self.decoders, self.device = layout, decoders, meshes.device
         self.first, self.last = 0 in indices, slots - 1 in indices
         stages: list[Any] = [
-            PipelineStage(decoder, index, slots, meshes.device, group=meshes.pp.get_group())
+            Stage(decoder, index, slots, meshes.device, group=meshes.pp.get_group())
             for decoder, index in zip(decoders, indices, strict=True)
         ]
+        for stage in stages:
+            stage.layout = layout
         share = 1 / (num_microbatches * layout.dp * layout.cp)
 
         def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

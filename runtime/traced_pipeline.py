@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from runtime.ledger import BUFFERS, Ledger
+from runtime.parallelize import mark_microbatch
 from runtime.pipeline import split_vocabulary
 from runtime.request import TrainRequest
 from runtime.transformer import Decoder, token_loss
@@ -74,7 +73,7 @@ def run_stages(
         else:
             given, result = waiting.pop((op.stage, op.microbatch))
             seen[op.stage] += 1
-            _keep_gradients(decoder, last=seen[op.stage] == num_microbatches)
+            mark_microbatch(decoder, layout, last=seen[op.stage] == num_microbatches)
             gradient = None
             if not last:
                 gradient = torch.empty_like(result, requires_grad=False)
@@ -96,11 +95,3 @@ def _received(ledger: Ledger, decoder: Decoder, request: TrainRequest, device: t
     hidden = torch.empty(shape, dtype=decoder.dtype, device=device, requires_grad=True)
     ledger.book(hidden, BUFFERS)
     return hidden
-
-
-def _keep_gradients(decoder: nn.Module, *, last: bool) -> None:
-    """As torch's pipeline stages do: FSDP2 keeps whole weights and gradients until the last micro-batch."""
-    if isinstance(decoder, FSDPModule):
-        decoder.set_is_last_backward(last)
-        decoder.set_reshard_after_backward(last)
-        decoder.set_requires_gradient_sync(last)

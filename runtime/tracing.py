@@ -21,6 +21,7 @@ from runtime.request import TrainRequest
 from runtime.support import check_runnable
 from scenarios.job import Job
 from scenarios.layout import Layout
+from scenarios.model import Moe
 from scenarios.stack import Stack
 from simulator.memory import memory_use
 from simulator.outcome import StageMemory
@@ -30,6 +31,7 @@ DEPTHS = (3, 4)
 """The least with a layer that is neither first, nor last, nor beside the last: FSDP fetches one layer ahead."""
 SPLIT_BACKWARD = ("zb-h1", "zbv", "dualpipe")
 """Schedules that keep activations for weight gradients that come later."""
+BALANCED = "balanced routing: every expert gets tokens x top_k / experts of them; only weights know who gets more"
 STATE = ("weights", "gradients", "optimizer")
 
 
@@ -74,7 +76,8 @@ def traced_memory(plan: Plan, *, timeout_seconds: float = 600.0) -> dict[str, An
 
     Returns:
         ``rank`` and ``pipeline_rank``, ``traced_memory``, ``collectives``, ``predicted_memory`` of its stage under this
-        runtime, ``promised_memory`` under the plan's own software stack, and ``memory``: all by part.
+        runtime, ``promised_memory`` under the plan's own software stack, ``memory``: all by part, and what is
+        ``assumed`` of the routing of tokens to experts (None: there are none).
 
     Raises:
         InputError: the runtime does not execute such a plan, or it cannot be traced.
@@ -96,6 +99,7 @@ def traced_memory(plan: Plan, *, timeout_seconds: float = 600.0) -> dict[str, An
         "predicted_memory": asdict(stages[fullest]) | {"total_bytes": stages[fullest].total_bytes},
         "promised_memory": asdict(promised) | {"total_bytes": promised.total_bytes},
         "memory": beside(traced, stages[fullest], promised),
+        "assumed": BALANCED if any(isinstance(layer.feed_forward, Moe) for layer in job.model.layers) else None,
     }
 
 

@@ -243,7 +243,13 @@ def _moments(
     embedding, tp = weights_of(job.model).embedding, share.ranks.tp
     sharded, once = (layouts.sharding >= ZERO2)[:, None], (share.num_microbatches == 1.0)[:, None]
     first, last = tables.ends[:, :, 0][tables.index], tables.ends[:, :, 1][tables.index]
-    table = first * (keeping_of(job).whole_tables * recipe_bytes(job).gradients * embedding * (1.0 - 1.0 / tp))[:, None]
+    gradient = recipe_bytes(job).gradients * embedding
+    table = first * (keeping_of(job).whole_tables * gradient * (1.0 - 1.0 / tp))[:, None]
+    if not keeping_of(job).whole_tables:  # a table's gradient of a micro-batch, until it is added to those before
+        added = np.where(layouts.sharding < ZERO2, gradient / tp, 0.0)[:, None]
+        piped = sharded & (layouts.pp > 1)[:, None]  # or reduced while other micro-batches are alive
+        added = first * np.where(piped, _reduced_last(recipe_bytes(job), layouts, buffers, outer), added)
+        transient = np.where(once, transient, np.maximum(transient, added))
     waiting = np.where(sharded, element_bytes(job) * outer, table)
     behind = np.where(sharded, waiting * last / np.maximum(first + last, 1.0), 0.0)
     replaced = np.maximum(kept + behind, gradients + waiting) - gradients
@@ -253,6 +259,18 @@ def _moments(
         pending = pending + np.where((layouts.sharding == ZERO3)[:, None], element_bytes(job), 0.0) * outer
     in_loss = kept + loss + pending - np.where(once, gradients, 0.0)
     return activations, np.where(last > 0, np.maximum(in_loss - activations - buffers, 0.0), 0.0)
+
+
+def _reduced_last(recipe: RecipeBytes, layouts: LayoutArrays, buffers: Floats, outer: Floats) -> Floats:
+    """What the reduction of embedding and head needs at the end of a backward, beyond the buffers of the layers.
+
+    Weights and gradients in 16 bits and gradients in fp32, beside those of the layer before; kept weights are counted
+    already.
+    """
+    layer = 2.0 * recipe.gathered + recipe.gradients
+    before = recipe.gradients / layer * (buffers - recipe.gathered * outer)
+    kept = (recipe.gathered + recipe.gradients) * outer
+    return np.where((layouts.sharding == ZERO3)[:, None], layer * outer + before - buffers, kept)
 
 
 def _activations(

@@ -1,7 +1,6 @@
 """What a layer of routed experts keeps for its backward, against torch's own saved tensors of one written plainly.
 
-A rank with experts cannot be traced on shapes alone, because its weights decide where tokens go; so a small layer runs
-for real, with balanced routing.
+This is how a model library without fused kernels does it; headway's own layer is traced in test_tracing.py.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def test_experts_keep_what_autograd_saves(experts: int, top_k: int, width: int) 
     mixer = Attention(heads=4, kv_heads=4, head_dim=16)
     kinds = {"moe": Layer(mixer=mixer, feed_forward=part), "alone": Layer(mixer=mixer, feed_forward=None, norms=2)}
     model = ModelSpec(name="small", hidden_size=HIDDEN, vocab_size=64, layer_kinds=kinds, pattern=("moe", "alone"))
-    job = Job(model=model, seq_length=TOKENS, global_batch_size=1, stack=Stack(trainer="headway"))
+    job = Job(model=model, seq_length=TOKENS, global_batch_size=1, stack=Stack(trainer="huggingface"))
     rows = LayoutArrays.of([Layout()])
     share = shares(job, rows, ranks_of(rows))
     told = {name: float(layer_bytes(job, kind, share)[0][0]) for name, kind in kinds.items()}

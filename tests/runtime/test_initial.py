@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from building import built
 from ranks_of_gloo import in_ranks
 from tiny_models import model, of
@@ -15,6 +16,7 @@ from scenarios.job import Job
 from scenarios.layout import Layout
 from scenarios.model import Attention, Mlp, ModelSpec, Moe
 
+pytestmark = pytest.mark.jobs
 LARGE = Attention(heads=16, kv_heads=4, head_dim=64)
 DENSE = model("large", {"dense": of(LARGE, Mlp(ffn_hidden_size=4096, gated=True))}, ("dense",) * 4)
 EXPERTS = model("experts", {"moe": of(LARGE, Moe(num_experts=8, top_k=2, ffn_hidden_size=1024))}, ("moe",) * 3)

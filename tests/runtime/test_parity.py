@@ -73,6 +73,10 @@ FOUR: dict[str, dict[str, Any]] = {
     "dp2 tp2 zero3 sp": replicas("zero3", tp=2, sequence_parallel=True) | {"micro_batch_size": 4},
     "dp2 tp2 zero1 sp": replicas("zero1", tp=2, sequence_parallel=True) | {"micro_batch_size": 4},
     **{f"dp2 pp2 {one}": replicas(one, pp=2) for one in ("none", "zero1", "zero2", "zero3")},
+    **{
+        f"dp2 pp2 interleaved {one}": replicas(one, pp=2, vpp=2, schedule="interleaved") | {"micro_batch_size": 1}
+        for one in ("zero2", "zero3")
+    },
     "tp2 pp2": {"tp": 2, "pp": 2, "micro_batch_size": 4},
     "tp2 pp2 sp": {"tp": 2, "pp": 2, "micro_batch_size": 4, "sequence_parallel": True},
     "tied tp2 pp2": {"model": "tied", "tp": 2, "pp": 2, "micro_batch_size": 4},

@@ -239,6 +239,17 @@ def test_many_chunks_that_are_alive_hold_no_copy_of_their_weights() -> None:
 
 
 @pytest.mark.slow
+def test_a_pipeline_of_sharded_stages_holds_shards_of_gradients_only() -> None:
+    layout = Layout(pp=2, dp=16, schedule="1f1b", recompute="full", **FSDP)
+    model = load_model("llama3-8b")
+    short = ModelSpec.model_validate(model.model_dump() | {"pattern": model.pattern[:8]})
+    job = Job(model=short, seq_length=2048, global_batch_size=16 * 8, stack=Stack(trainer="headway"))
+    traced, predicted = traced_and_predicted(job, layout)
+    assert traced.gradients_bytes == pytest.approx(predicted.gradients_bytes, rel=1e-3)
+    assert traced.peak_bytes == pytest.approx(predicted.total_bytes - predicted.reserve_bytes, rel=0.05)
+
+
+@pytest.mark.slow
 def test_a_plan_is_traced_beside_its_prediction_and_nothing_leaks_into_the_caller() -> None:
     before = dict(os.environ)
     told = traced_memory(plan_of(tp=2, dp=2, optimizer_sharding="none"))
