@@ -78,6 +78,12 @@ RECIPE_OPTIONS = (
         type=click.Choice(["default", "reduce-overhead"]),
         help="torch.compile of each layer; reduce-overhead replays CUDA graphs.",
     ),
+    click.option("--v-order", type=click.Choice(["zbv", "dualpipev"]), help="Order of a plan's schedule zbv (zbv)."),
+    click.option(
+        "--split-attention",
+        type=click.Choice(["own", "torch"]),
+        help="Under cp: headway's own, or torch's context_parallel, on CUDA only (own).",
+    ),
 )
 
 

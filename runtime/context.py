@@ -27,6 +27,8 @@ class SequencePart:
     kind: ContextExchange = "ring"
     group: dist.ProcessGroup | None = None
     """None: all of it."""
+    by_torch: bool = False
+    """torch's ``context_parallel`` is entered around the step (``runtime.torch_context``)."""
 
     @property
     def size(self) -> int:
@@ -43,6 +45,9 @@ class SequencePart:
     ) -> torch.Tensor:
         """Attend from this rank's queries to the keys of all ranks; shapes are (batch, heads, seq, head_dim)."""
         if self.group is None:
+            return attention(query, key, value, reach, sinks)
+        if self.by_torch:
+            key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
             return attention(query, key, value, reach, sinks)
         if self.kind == "all-to-all":
             return self._by_heads(query, key, value, reach, sinks)

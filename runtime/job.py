@@ -79,7 +79,7 @@ def request_for(
     """
     job, layout = plan.scenario.job, plan.layout
     check_runnable(job, layout)
-    check_recipe(job, layout, recipe)
+    check_recipe(job, layout, recipe, on_gpu=not on_cpu(plan))
     settings = durability.settings(plan, steps)
     restarts = durability.max_restarts if durability.max_restarts is not None else MAX_RESTARTS if settings else 0
     return TrainRequest(

@@ -29,10 +29,12 @@ from runtime.context import SequencePart
 from runtime.experts import Experts, MixtureOfExperts, split_experts
 from runtime.layers import Embedding, local
 from runtime.mesh import Meshes
+from runtime.request import Recipe
 from runtime.transformer import Block, Decoder
 from scenarios.layout import Layout
 
 Styles = dict[str, ParallelStyle]
+USUAL = Recipe()
 
 
 class Duplicated(ParallelStyle):
@@ -56,16 +58,11 @@ class RowsSplit(ParallelStyle):
         return module
 
 
-def parallelize(
-    decoder: Decoder,
-    layout: Layout,
-    meshes: Meshes,
-    *,
-    compile_mode: str | None = None,
-) -> Decoder:
+def parallelize(decoder: Decoder, layout: Layout, meshes: Meshes, recipe: Recipe = USUAL) -> Decoder:
     """Apply a layout's tensor, expert, context and data parallelism to a stage, in place."""
     if meshes.cp is not None:
-        part = SequencePart(kind=layout.cp_comm, group=meshes.cp.get_group())
+        by_torch = recipe.split_attention == "torch"
+        part = SequencePart(kind=layout.cp_comm, group=meshes.cp.get_group(), by_torch=by_torch)
         decoder.part = part
         for layer in decoder.blocks():
             layer.attention.part = part
@@ -78,9 +75,9 @@ def parallelize(
                 split_experts(layer.mlp, meshes.experts, meshes.exchange)
     if layout.tp > 1:
         apply_tensor_parallel(decoder, layout, meshes.tp)
-    if compile_mode is not None:
+    if recipe.compile is not None:
         for layer in decoder.blocks():
-            layer.compile(mode=compile_mode)
+            layer.compile(mode=recipe.compile)
     if uses_fsdp(layout, meshes):
         apply_fsdp(decoder, layout, meshes)
     return decoder

@@ -13,6 +13,7 @@ from runtime.layers import local
 from runtime.mesh import Meshes
 from runtime.optimizer import settle
 from runtime.parallelize import mark_microbatch
+from runtime.request import TrainRequest
 from runtime.transformer import Decoder, token_loss
 from scenarios.layout import Layout
 
@@ -54,14 +55,16 @@ def split_vocabulary(layout: Layout) -> AbstractContextManager[None]:
 
 
 def build_runner(
-    decoders: list[Decoder], indices: tuple[int, ...], layout: Layout, meshes: Meshes, num_microbatches: int
+    decoders: list[Decoder], indices: tuple[int, ...], request: TrainRequest, meshes: Meshes
 ) -> StepRunner:
     """Choose by the layout."""
+    layout, num_microbatches = request.layout, request.layout.num_microbatches(request.job)
     if layout.pp == 1:
         return MicrobatchRunner(decoders[0], layout, num_microbatches)
     from runtime.schedules import ScheduleRunner  # torch's pipelining imports its compiler: half a second of a start
 
-    return ScheduleRunner(decoders, indices, layout, meshes, num_microbatches)
+    order = request.recipe.v_order if layout.schedule == "zbv" else layout.schedule
+    return ScheduleRunner(decoders, indices, layout, meshes, num_microbatches, order)
 
 
 def sum_tied_gradients(decoders: list[Decoder], meshes: Meshes) -> None:

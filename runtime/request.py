@@ -60,6 +60,12 @@ class Recipe(Document):
     """Coefficient of the load-balance loss of routed experts (Mixtral's and Qwen's router_aux_loss_coef)."""
     compile: Literal["default", "reduce-overhead"] | None = None
     """Mode of torch.compile for each layer; reduce-overhead replays CUDA graphs."""
+    v_order: Literal["zbv", "dualpipev"] = "zbv"
+    """In which order the V of stages of the schedule zbv runs: that of ZB-V (Qi et al. 2024, arXiv 2405.15362), or that
+    of DualPipeV, where a forward and a backward go together (DeepSeek's DualPipe, cut in half)."""
+    split_attention: Literal["own", "torch"] = "own"
+    """Who attends over sequences that are split between ranks: ``runtime.context``, or torch's ``context_parallel``,
+    which is experimental and knows kernels for CUDA only."""
 
     def rate(self, step: int, steps: int) -> float:
         """Learning rate of a step out of ``steps``.

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
@@ -30,8 +31,9 @@ SEVERAL_STAGES: dict[str, Callable[..., Any]] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zb-h1": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
 }
-"""torch's schedules by the layout's name; the second kind takes a list of stages, even of one."""
+"""torch's schedules by the layout's name or the order of its V; the second kind takes a list of stages, even of one."""
 
 
 class Stage(PipelineStage):
@@ -66,7 +68,13 @@ class ScheduleRunner(StepRunner):
     """A pipeline: torch's schedule sends activations and gradients between the stages."""
 
     def __init__(
-        self, decoders: list[Decoder], indices: tuple[int, ...], layout: Layout, meshes: Meshes, num_microbatches: int
+        self,
+        decoders: list[Decoder],
+        indices: tuple[int, ...],
+        layout: Layout,
+        meshes: Meshes,
+        num_microbatches: int,
+        order: str,
     ) -> None:
         slots = layout.pp * layout.vpp
         self.layout, self.decoders, self.device = layout, decoders, meshes.device
@@ -82,8 +90,8 @@ class ScheduleRunner(StepRunner):
         def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return share * token_loss(logits, targets)
 
-        one = layout.schedule in ONE_STAGE
-        kind = ONE_STAGE[layout.schedule] if one else SEVERAL_STAGES[layout.schedule]
+        one = order in ONE_STAGE
+        kind = ONE_STAGE[order] if one else SEVERAL_STAGES[order]
         self.schedule = kind(stages[0] if one else stages, num_microbatches, loss_fn=loss, scale_grads=False)
 
     def forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

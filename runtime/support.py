@@ -29,25 +29,73 @@ def check_runnable(job: Job, layout: Layout) -> None:
             raise InputError(f"this plan cannot run here: {reason}", hint=hint, key=key)
 
 
-def check_recipe(job: Job, layout: Layout, recipe: Recipe) -> None:
+def check_recipe(job: Job, layout: Layout, recipe: Recipe, *, on_gpu: bool) -> None:
     """Refuse options that do not go with a job and its layout.
 
     Raises:
         InputError: names the option, and what to do.
     """
+    chosen = {
+        "--compile": (recipe.compile is not None, _compile_reasons(job, layout, recipe)),
+        "--v-order": (recipe.v_order != "zbv", _order_reasons(job, layout)),
+        "--split-attention": (recipe.split_attention != "own", _attention_reasons(job, layout, on_gpu)),
+    }
+    for option, (used, reasons) in chosen.items():
+        for wrong, reason in reasons if used else ():
+            if wrong:
+                raise InputError(f"this plan cannot run here: {reason}", hint=f"leave {option} out", key=option)
+
+
+Rule = tuple[bool, str]
+"""Whether it is broken, and what is wrong then."""
+
+
+def _compile_reasons(job: Job, layout: Layout, recipe: Recipe) -> Iterator[Rule]:
     graphs = recipe.compile == "reduce-overhead"
     sharded = layout.optimizer_sharding in ("zero2", "zero3") and layout.dp * layout.cp > 1
-    sparse = any(isinstance(layer.feed_forward, Moe) for layer in job.model.layers)
+    kinds = job.model.layers
     split = layout.pp > 1 and layout.schedule in SPLIT_SCHEDULES
-    for wrong, reason in (
-        (split, f"{layout.schedule} splits the backward pass, and compiled layers cannot be split"),
-        (layout.tp > 1, "torch 2.13 cannot run the backward pass of compiled layers whose weights are split over tp"),
-        (sparse, "torch 2.13 cannot compile layers whose experts take as many tokens as a router sends them"),
-        (graphs and sharded, "FSDP gathers weights into other memory each time; CUDA graphs replay the same addresses"),
-        (graphs and layout.pp > 1, "pipelines keep results of several micro-batches, which CUDA graphs overwrite"),
-    ):
-        if wrong and recipe.compile is not None:
-            raise InputError(f"this plan cannot run here: {reason}", hint="leave --compile out", key="--compile")
+    again = layout.recompute != "none" or any(stage.recompute_layers for stage in layout.stages)
+    yield split, f"{layout.schedule} splits the backward pass, and compiled layers cannot be split"
+    yield (
+        layout.tp > 1 and again,
+        "torch 2.13 cannot compile recomputed layers whose weights are split over tp: it would keep a device mesh for "
+        "the backward pass as if it were a tensor",
+    )
+    yield (
+        layout.tp > 1 and any(one.norms == 1 for one in kinds),
+        "torch 2.13 recurses without end when it compiles layers with one norm whose weights are split over tp",
+    )
+    sparse = any(isinstance(one.feed_forward, Moe) for one in kinds)
+    yield sparse, "torch 2.13 cannot compile layers whose experts take as many tokens as a router sends them"
+    yield (
+        graphs and sharded,
+        "FSDP gathers weights into other memory each time; CUDA graphs replay the same addresses",
+    )
+    yield graphs and layout.pp > 1, "pipelines keep results of several micro-batches, which CUDA graphs overwrite"
+
+
+def _order_reasons(job: Job, layout: Layout) -> Iterator[Rule]:
+    yield (
+        layout.pp == 1 or layout.schedule != "zbv",
+        f"dualpipev is an order of the V of stages that the schedule zbv has, and this is {layout.schedule}",
+    )
+    count = layout.num_microbatches(job)
+    yield count < 2 * layout.pp, f"dualpipev needs 2 pp = {2 * layout.pp} micro-batches at least, there are {count}"
+
+
+def _attention_reasons(job: Job, layout: Layout, on_gpu: bool) -> Iterator[Rule]:
+    yield layout.cp == 1, "torch's context_parallel splits sequences over cp, which is 1"
+    yield not on_gpu, "torch's context_parallel has no sharding rule for the attention kernel of CPUs, only for CUDA's"
+    yield (
+        layout.cp_comm == "all-to-all",
+        "torch's context_parallel moves keys and values; cp_comm: all-to-all moves heads",
+    )
+    hidden = any(
+        isinstance(one.mixer, Attention) and (one.mixer.window or one.mixer.chunk or one.mixer.sinks)
+        for one in job.model.layers
+    )
+    yield hidden, "torch's context_parallel hides the future only: no windows, chunks or sinks"
 
 
 Reason = tuple[str, str, str]
@@ -198,8 +246,8 @@ def _pipeline_reasons(job: Job, layout: Layout) -> Iterator[Reason]:
     if layout.schedule == "dualpipe":
         yield (
             "layout.schedule",
-            "dualpipe (two copies of the model, both directions) is not executed",
-            "use zbv or 1f1b",
+            "dualpipe (two copies of the model, both directions) is not executed; torch has its half, DualPipeV",
+            "use zbv, with --v-order dualpipev",
         )
     if layout.schedule in ONE_STAGE_SCHEDULES and layout.vpp > 1:
         yield "layout.vpp", f"{layout.schedule} holds one stage a rank, vpp is {layout.vpp}", "use interleaved"

@@ -28,6 +28,7 @@ from runtime.ranks import shares, stages_of
 from runtime.request import TrainRequest
 from runtime.routing import Balance, correct
 from runtime.session import Session
+from runtime.torch_context import torchs_attention
 from runtime.transformer import Decoder
 from scenarios.model import Moe
 
@@ -92,7 +93,8 @@ class Replica:
         tokens, targets = self.batch(step) if batch is None else batch
         dist.barrier(self.meshes.world)
         marks = [self._clock()]
-        loss = self.runner.forward_backward(tokens, targets)
+        with torchs_attention(self.request.layout, self.meshes, self.request.recipe):
+            loss = self.runner.forward_backward(tokens, targets)
         marks.append(self._clock())
         sum_tied_gradients(self.decoders, self.meshes)
         self.optimizer.reduce_gradients()
@@ -134,13 +136,13 @@ def build_replica(request: TrainRequest, device: torch.device, meshes: Meshes) -
             recompute_modules=layout.recompute_modules,
             balance=balance,
         )
-        parallelize(sketch, layout, meshes, compile_mode=recipe.compile)
+        parallelize(sketch, layout, meshes, recipe)
         decoders.append(fill(sketch, device, request.seed))
     return Replica(
         request=request,
         meshes=meshes,
         decoders=decoders,
-        runner=build_runner(decoders, indices, layout, meshes, layout.num_microbatches(job)),
+        runner=build_runner(decoders, indices, request, meshes),
         optimizer=build_optimizer(decoders, layout, meshes, recipe.learning_rate),
         batches=batches_of(request),
     )

@@ -15,7 +15,7 @@ from runtime.initial import BLOCK_ELEMENTS, build_decoder
 from runtime.pieces import named_parameters, whole_or_shard
 from runtime.ranks import shares
 from runtime.request import TrainRequest
-from runtime.train import DTYPES, build_replica
+from runtime.train import DTYPES, build_replica, meshes_of
 from scenarios.layout import Layout
 
 CPU = torch.device("cpu")
@@ -36,8 +36,9 @@ def _differences(asked: dict[str, Any]) -> list[str]:
     (share,) = shares(model, Layout())
     whole = build_decoder(model, share, seed=request.seed, dtype=DTYPES["fp32"], device=CPU)
     expected = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
-    replica = build_replica(request, CPU)
-    assert replica is not None
+    meshes = meshes_of(request, CPU)
+    assert meshes is not None
+    replica = build_replica(request, CPU, meshes)
     wrong = []
     for name, parameter in named_parameters(replica.decoders, copies=True):
         for one in whole_or_shard(parameter).rectangles:
@@ -55,8 +56,10 @@ def growth_bytes(asked: dict[str, Any]) -> float:
     ctypes.CDLL(None).malloc_trim(0)
     reset_peak_memory()
     before = resident_bytes("VmRSS")
-    replica = build_replica(TrainRequest.model_validate(asked), CPU)
-    assert replica is not None
+    request = TrainRequest.model_validate(asked)
+    meshes = meshes_of(request, CPU)
+    assert meshes is not None
+    build_replica(request, CPU, meshes)
     grown: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(grown, resident_bytes("VmHWM") - before)
     return float(max(grown))

@@ -54,6 +54,13 @@ TWO: dict[str, dict[str, Any]] = {
     "pp2 interleaved": {"pp": 2, "vpp": 2, "micro_batch_size": 2, "schedule": "interleaved"},
     "pp2 zb-h1": {"pp": 2, "micro_batch_size": 2, "schedule": "zb-h1"},
     "pp2 zbv": {"pp": 2, "vpp": 2, "micro_batch_size": 2, "schedule": "zbv"},
+    "pp2 dualpipev": {
+        "pp": 2,
+        "vpp": 2,
+        "micro_batch_size": 2,
+        "schedule": "zbv",
+        "recipe": {"v_order": "dualpipev"},
+    },
     "pp2 uneven": {"pp": 2, "micro_batch_size": 2, "stages": uneven(3, 1)},
     "pp2 no layer first": {"pp": 2, "micro_batch_size": 2, "stages": uneven(0, 4)},
     "pp2 uneven recompute": {
@@ -195,9 +202,20 @@ def test_eight_ranks() -> None:
 
 @pytest.mark.slow
 def test_compiled_layers() -> None:
+    compiled = {"recipe": {"compile": "default"}}
     check(
         2,
-        {name: replicas(name, recipe={"compile": "default"}) | {"micro_batch_size": 4} for name in ("zero1", "zero3")},
+        {name: replicas(name, **compiled) | {"micro_batch_size": 4} for name in ("zero1", "zero3")}
+        | {
+            "tp": {"tp": 2, "micro_batch_size": 8, **compiled},
+            "gemma tp sp": {
+                "model": "gemma",
+                "tp": 2,
+                "micro_batch_size": 8,
+                "sequence_parallel": True,
+                **compiled,
+            },
+        },
     )
 
 
