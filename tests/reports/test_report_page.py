@@ -223,3 +223,13 @@ def test_a_played_step_outside_the_band_is_a_caution(make_plan: Callable[..., Pl
     part = Page(report(make_plan(), picture=Picture(timeline=timeline, num_microbatches=8))).text
     assert told not in part
     assert "8 of the 32 micro-batches" in part
+
+
+def test_the_confirmation_of_the_plan_is_quoted(make_plan: Callable[..., Plan]) -> None:
+    played = {
+        "runs": 24, "work_seconds": 60 * 86400.0, "whole_work_seconds": 86 * 86400.0, "saves": 5184, "goodput": 0.9312,
+        "difference_points": 0.12, "because": [], "rate_spread": 0.0,
+    }  # fmt: skip
+    quoted = " ".join(Page(report(make_plan(confirmation=played))).text.split())
+    assert "24 runs of 60 d of work (5,184 saves), a stretch of the 86 d of the run, played: 93.12%" in quoted
+    assert "Confirmed by simulation" not in report(make_plan())
