@@ -103,6 +103,12 @@ def fastest_mix(templates: Sequence[Template], pools: tuple[int, ...], batch: in
     return Mix(shares=tuple(best), seconds=seconds, bound_seconds=min(low, seconds), programs=programs)
 
 
+def holds(templates: Sequence[Template], pools: tuple[int, ...], batch: int, seconds: float) -> bool:
+    """Whether some replicas run the whole batch in so many seconds."""
+    usable = [one for one in templates if all(need <= held for need, held in zip(one.nodes, pools, strict=True))]
+    return _held(usable, pools, batch, seconds) is not None
+
+
 def _held(templates: list[Template], pools: tuple[int, ...], batch: int, seconds: float) -> list[Share] | None:
     """Replicas that run the whole batch in so many seconds; None where none do."""
     able = [(one, one.microbatches(seconds)) for one in templates]

@@ -340,7 +340,7 @@ def _notes(scenario: Scenario, best: Choice, mixed: Mapping[str, Any]) -> list[s
         gain = 1 - mixed["seconds"] / best.mix.seconds
         told.append(
             f"replicas that are cut differently or reach over both pools would take {mixed['seconds']:.4g} s a step "
-            f"({100 * gain:+.1f} % saved), before what it costs that their gradients do not meet one to one"
+            f"({100 * gain:+.1f} % saved), the rings of their gradients included (gap {mixed['gap']:.2%})"
         )
     elif mixed:
         told.append(f"mixed replicas were not looked at: {mixed['reason']}")

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.mixing import Mix, Template, fastest_mix
+from planner.meeting import Member, fastest_meeting
+from planner.mixing import Mix, Template
 from planner.replicas import sub_cluster
 from scenarios.layout import Layout, Recompute
 from scenarios.scenario import Scenario
@@ -41,7 +42,7 @@ class Split:
 def mixed_mix(scenario: Scenario, cut: Layout) -> Mix | None:
     """The fastest mix of replicas of any depth over one or two pools, with the degrees of a layout inside a stage.
 
-    Gradients of replicas that are cut differently do not meet one to one; what that costs is not in these seconds.
+    Their gradients meet layer by layer (``planner.meeting``).
 
     Raises:
         Infeasible: the model has layers of several kinds, or there are not two pools.
@@ -62,7 +63,7 @@ def mixed_mix(scenario: Scenario, cut: Layout) -> Mix | None:
             known[pool, depth] = _pieces(scenario, cut, pool, depth)
         return known[pool, depth]
 
-    templates, layers = [], np.arange(scenario.model.num_layers + 1)
+    templates, members, layers = [], dict[str, Member](), np.arange(scenario.model.num_layers + 1)
     for depth in range(1, min(DEEPEST, scenario.model.num_layers) + 1):
         seconds = [
             np.array([stage_seconds(of(pool, depth), stage, depth, layers) for stage in range(depth)])
@@ -77,19 +78,24 @@ def mixed_mix(scenario: Scenario, cut: Layout) -> Mix | None:
             if not found:
                 continue
             best = min(found, key=lambda one: (one.slowest, one.through))
-            tail = max(_tail(of(pool, depth), best) for pool, count in ((0, fast), (1, depth - fast)) if count)
+            name, pieces_of = f"{fast}+{depth - fast}", [(0, fast), (1, depth - fast)]
+            members[name] = Member(
+                layers=best.layers,
+                slowest=best.slowest,
+                pieces=tuple(of(pool, depth) for pool, count in pieces_of if count),
+            )
             templates.append(
                 Template(
-                    name=f"{fast}+{depth - fast}",
+                    name=name,
                     nodes=(int(fast * per_stage[0]), int((depth - fast) * per_stage[1])),
                     replicas=1,
-                    fixed_seconds=best.through - best.slowest + tail,
+                    fixed_seconds=best.through - best.slowest,
                     microbatch_seconds=best.slowest,
                     micro_batch_size=cut.micro_batch_size,
                     least=depth,
                 )
             )
-    return fastest_mix(templates, pools, scenario.job.global_batch_size)
+    return fastest_meeting(templates, members, pools, scenario.job.global_batch_size)
 
 
 def mixed_told(scenario: Scenario, cuts: list[Layout]) -> dict[str, Any]:
@@ -117,7 +123,7 @@ def mixed_told(scenario: Scenario, cuts: list[Layout]) -> dict[str, Any]:
             {"stages": one.template.name, "replicas": one.replicas, "num_microbatches": one.microbatches}
             for one in mix.shares
         ],
-        "leaves_out": "what gradients cost that do not meet one to one, since replicas are cut differently",
+        "gradients": "every layer is reduced in a ring over its owners; the rings of a rank share its link",
     }
 
 
@@ -175,10 +181,3 @@ def stage_seconds(one: Pieces, stage: int, depth: int, layers: Ints) -> Floats:
     needed = one.base_bytes + ends + np.outer(layers, each) + np.where(layers[:, None] > 0, one.again, 0.0)
     times = fixed + np.outer(layers, one.forward + one.backward)
     return np.asarray(np.where(needed <= one.capacity_bytes, times, np.inf).min(axis=1))
-
-
-def _tail(one: Pieces, split: Split) -> float:
-    """Gradient ring and update after the pipeline, of the fullest stage."""
-    heaviest = max(split.layers) * float(one.dense[0]) + one.last_dense
-    expert = max(split.layers) * float(one.expert[0]) + one.last_expert
-    return one.tail.after(heaviest, expert, split.slowest)

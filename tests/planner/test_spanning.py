@@ -66,7 +66,7 @@ def test_mixed_templates_are_never_slower_than_replicas_of_one_kind(scenario: Sc
     mixed = mixed_mix(scenario, CUT)
     assert mixed is not None
     assert sum(one.sequences for one in mixed.shares) == 48
-    assert mixed.bound_seconds <= mixed.seconds <= mixed.bound_seconds * 1.001
+    assert mixed.bound_seconds <= mixed.seconds <= mixed.bound_seconds * 1.01
     made = plan_pools(scenario, {"tp": 8, "cp": 1, "micro_batch_size": 1})
     assert mixed.seconds < 1.05 * made.predicted["step_seconds"]
 
