@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -45,8 +45,8 @@ def exchange_seconds(members: Sequence[Member]) -> float:
 
 def most_rings(member: Member, members: Sequence[Member]) -> int:
     """Rings that some rank of a member takes part in: pieces of its stage between the cuts of all members."""
-    ends = {int(end) for one in members for end in np.cumsum(one.layers)}
-    own = np.concatenate([[0], np.cumsum(member.layers)])
+    ends = {end for one in members for end in accumulate(one.layers)}
+    own = accumulate(member.layers, initial=0)
     return max(1, *(sum(low < end <= high for end in ends) for low, high in pairwise(own)))
 
 

@@ -19,6 +19,7 @@ from planner.outlook import Outlook, promise, with_stages
 from planner.placement import healthy, place
 from planner.plan import Plan
 from planner.playing import played_step
+from planner.pool_choice import Choice, first_layout, nodes_at_work, of_all, place_text, replicas_told
 from planner.replicas import (
     FREE,
     PoolTemplates,
@@ -29,7 +30,7 @@ from planner.replicas import (
     sub_cluster,
     template,
 )
-from planner.spanning import mixed_told
+from planner.spanned import spanned_choice
 from planner.upkeep import facility_watts, upkeep
 from scenarios.layout import Layout
 from scenarios.scenario import Scenario
@@ -50,17 +51,6 @@ RESTRICTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A cut with its mix, predicted in full."""
-
-    mix: Mix
-    layouts: dict[str, tuple[int, Layout]]
-    """Pool and layout of each template in the mix."""
-    step: StepTime
-    memory: MemoryUse
-
-
 def plan_pools(asked: Scenario, pins: Mapping[str, Any], *, top: int = 5, inputs: Sequence[InputFile] = ()) -> Plan:
     """Choose replicas for each pool and their micro-batches.
 
@@ -77,20 +67,24 @@ def plan_pools(asked: Scenario, pins: Mapping[str, Any], *, top: int = 5, inputs
     choices = [_predicted(scenario, found, mix) for mix in search.mixes[:PLAYED]]
     choices.sort(key=lambda one: one.step.total_seconds)
     best = choices[0]
+    spanned = _spanned(scenario, choices) if "mixed-replicas" in scenario.allow else None
+    alike, best = best, best if spanned is None or spanned[0] is None else min(best, spanned[0], key=seconds_of)
     alternatives = [_told(one, best, "another cut: ") for one in choices[1:]]
+    alternatives += [] if best is alike else [_told(alike, best, "replicas of one pool each, all cut alike: ")]
     for pool in pools:
         for mix in _best_mixes(scenario, found, [pool]).mixes[:1]:
             name = scenario.cluster.pools[pool].node.name
             alternatives.append(_told(_predicted(scenario, found, mix), best, f"only the {name} nodes: "))
     alternatives.sort(key=lambda one: float(one["step_seconds"]))
-    scenario = at_work(scenario, _nodes(scenario, best))
+    scenario = at_work(scenario, nodes_at_work(scenario, best))
     outlook = _outlook(scenario, best)
     if not in_time(scenario, outlook):
         raise deadline_refusal(scenario, outlook)
-    mixed = _mixed(scenario, choices) if "mixed-replicas" in scenario.allow else {}
-    solver = _certificate(scenario, found, best, search) | {
+    mixed = {} if spanned is None else spanned[1] | {"chosen": best is not alike}
+    solver = _certificate(scenario, found, alike, search) | {
         "pins": {name: value for name, value in pins.items() if name not in FREE},
         **({"mixed_replicas": mixed} if mixed else {}),
+        **(_mixed_certificate(best, mixed) if best is not alike else {}),
         "seconds": time.perf_counter() - started,
     }
     return Plan(
@@ -104,7 +98,7 @@ def plan_pools(asked: Scenario, pins: Mapping[str, Any], *, top: int = 5, inputs
         alternatives=alternatives[:top],
         solver=solver,
         inputs=[asdict(one) for one in inputs],
-        replicas=_replicas(scenario, best),
+        replicas=replicas_told(scenario, best),
     )
 
 
@@ -198,7 +192,7 @@ def _predicted(scenario: Scenario, found: list[PoolTemplates], mix: Mix) -> Choi
     total = sum(one.replicas for one in mix.shares)
     steps: dict[str, StepTime] = {}
     memories: list[MemoryUse] = []
-    layouts: dict[str, tuple[int, Layout]] = {}
+    layouts: dict[str, tuple[tuple[int, ...], Layout]] = {}
     for name, shares in _by_template(mix).items():
         pool, row = (int(part) for part in name.split(":"))
         layout = with_stages(layout_of(found[pool], row, total), scenario.model)
@@ -208,37 +202,12 @@ def _predicted(scenario: Scenario, found: list[PoolTemplates], mix: Mix) -> Choi
         cluster = sub_cluster(scenario.cluster, pool)
         steps[name] = played_step(cluster, job, layout)
         memories.append(memory_use(cluster, job, layout))
-        layouts[name] = (pool, layout)
+        layouts[name] = ((pool,) * layout.pp, layout)
     ring = max(one.dp_comm_seconds for one in steps.values())
     slowest = max(steps.values(), key=lambda one: one.total_seconds - one.dp_comm_seconds)
-    step = _of_all(scenario, replace(slowest, dp_comm_seconds=ring), slowest.total_seconds, mix, layouts)
+    step = of_all(scenario, replace(slowest, dp_comm_seconds=ring), slowest.total_seconds, mix, layouts)
     fullest = min(memories, key=lambda one: one.headroom_bytes / one.capacity_bytes)
     return Choice(mix=mix, layouts=layouts, step=step, memory=fullest)
-
-
-def _of_all(
-    scenario: Scenario, step: StepTime, own_seconds: float, mix: Mix, layouts: dict[str, tuple[int, Layout]]
-) -> StepTime:
-    """Rates over all GPUs at work, and the band stretched with the step."""
-    job, gpus, peak = scenario.job, 0, 0.0
-    for share in mix.shares:
-        pool, layout = layouts[share.template.name]
-        used = share.replicas * layout.tp * layout.cp * layout.pp
-        gpus += used
-        peak += used * (scenario.cluster.pools[pool].node.gpu.peak(job.precision) or math.nan)
-    total, tokens = step.total_seconds, job.tokens_per_step
-    flops = job.model.flops_per_token(job.seq_length) * tokens
-    stretched = total / own_seconds
-    mfu = flops / total / peak
-    return replace(
-        step,
-        mfu=mfu,
-        hfu=None if step.mfu is None or step.hfu is None else mfu * step.hfu / step.mfu,
-        tokens_per_second_per_gpu=tokens / total / gpus,
-        tflops_per_gpu=flops / total / gpus / 1e12,
-        low_seconds=step.low_seconds * stretched,
-        high_seconds=step.high_seconds * stretched,
-    )
 
 
 def _by_template(mix: Mix) -> dict[str, list[Share]]:
@@ -248,24 +217,10 @@ def _by_template(mix: Mix) -> dict[str, list[Share]]:
     return grouped
 
 
-def _first_layout(one: Choice) -> Layout:
-    """The layout of the first pool in use."""
-    return min(one.layouts.values(), key=lambda each: each[0])[1]
-
-
-def _nodes(scenario: Scenario, best: Choice) -> list[int]:
-    """Nodes at work in each pool."""
-    used = [0.0] * len(scenario.cluster.pools)
-    for share in best.mix.shares:
-        pool, _ = best.layouts[share.template.name]
-        used[pool] += share.replicas / share.template.replicas * share.template.nodes[pool]
-    return [math.ceil(one - 1e-9) for one in used]
-
-
 def _outlook(scenario: Scenario, best: Choice) -> Outlook:
     cluster, job = scenario.cluster, scenario.job
-    layout = _first_layout(best)
-    used = _nodes(scenario, best)
+    layout = first_layout(best)
+    used = nodes_at_work(scenario, best)
     operated = operation(scenario, layout, best.step.total_seconds)
     kept = upkeep(scenario, layout.world_size, 0, (operated.spares or 0) + scenario.faults.standbys)
     watts = sum(facility_watts(sub_cluster(cluster, pool), nodes) for pool, nodes in enumerate(used))
@@ -281,62 +236,65 @@ def _outlook(scenario: Scenario, best: Choice) -> Outlook:
     )
 
 
-def _replicas(scenario: Scenario, best: Choice) -> list[dict[str, Any]]:
-    told = []
-    for share in best.mix.shares:
-        pool, layout = best.layouts[share.template.name]
-        node = scenario.cluster.pools[pool].node
-        told.append(
-            {
-                "pool": pool,
-                "node": node.name,
-                "gpu": node.gpu.name,
-                "replicas": share.replicas,
-                "gpus_per_replica": layout.tp * layout.cp * layout.pp,
-                "micro_batch_size": layout.micro_batch_size,
-                "num_microbatches": share.microbatches,
-                "recompute": layout.recompute,
-                "seconds": share.template.seconds(share.microbatches),
-                "layout": layout.model_dump(mode="json"),
-            }
-        )
-    return told
-
-
 def _placement(asked: Scenario, scenario: Scenario, best: Choice) -> dict[str, Any]:
     """Healthy nodes of each pool in the order of its replicas."""
     gone = node_numbers(asked.exclude_nodes, asked.cluster) if asked.exclude_nodes else frozenset[int]()
     numbers: list[int] = []
-    used = dict(zip((pool.node.name for pool in scenario.cluster.pools), _nodes(scenario, best), strict=True))
+    used = dict(zip((pool.node.name for pool in scenario.cluster.pools), nodes_at_work(scenario, best), strict=True))
     first = 0
     for pool in asked.cluster.pools:
         free = [number for number in range(first, first + pool.num_nodes) if number not in gone]
         numbers += free[: used.get(pool.node.name, 0)]
         first += pool.num_nodes
-    layout = _first_layout(best)
+    layout = first_layout(best)
     placed = place(scenario.cluster, layout).as_json()
     return placed | {"nodes": len(numbers), "node_numbers": numbers, "excluded_nodes": sorted(gone)}
 
 
-def _mixed(scenario: Scenario, choices: list[Choice]) -> dict[str, Any]:
-    """What replicas of any depth, over one or both pools, would make of the cuts that were played."""
-    cuts = {(one.tp, one.cp, one.micro_batch_size): one for one in map(_first_layout, choices)}
-    return mixed_told(scenario, list(cuts.values()))
+def seconds_of(one: Choice) -> float:
+    """Of the step."""
+    return one.step.total_seconds
+
+
+def _spanned(scenario: Scenario, choices: list[Choice]) -> tuple[Choice | None, dict[str, Any]]:
+    """What replicas of any depth, over one or both pools, make of the cuts that were played."""
+    cuts = {(one.tp, one.cp, one.micro_batch_size): one for one in map(first_layout, choices)}
+    return spanned_choice(scenario, list(cuts.values()))
+
+
+def _mixed_certificate(best: Choice, mixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Of replicas that are cut differently; the gap is that of the closed form by which they were chosen."""
+    return {
+        "status": "fastest mix of replicas that may be cut differently, for the degrees that were best for equal cuts",
+        "objective_seconds": best.step.total_seconds,
+        "closed_form_seconds": best.mix.seconds,
+        "bound_seconds": best.step.total_seconds / (1 + mixed["gap"]),
+        "gap": mixed["gap"],
+        "restrictions": [
+            f"tp {mixed['tp']}, cp {mixed['cp']} and micro-batch size alike in all replicas, 1F1B, optimizer shared",
+            "a stage fills whole nodes of one pool and recomputes in all of its layers or in none",
+            mixed["gradients"],
+        ],
+    }
 
 
 def _notes(scenario: Scenario, best: Choice, mixed: Mapping[str, Any]) -> list[str]:
     told = [
-        f"{share.replicas} replicas on {scenario.cluster.pools[best.layouts[share.template.name][0]].node.name} run "
+        f"{share.replicas} replicas on {place_text(scenario, best.layouts[share.template.name][0])} run "
         f"{share.microbatches} micro-batches of {share.template.micro_batch_size} each"
         for share in best.mix.shares
     ]
-    idle = [pool.num_nodes - used for pool, used in zip(scenario.cluster.pools, _nodes(scenario, best), strict=True)]
+    idle = [
+        pool.num_nodes - used for pool, used in zip(scenario.cluster.pools, nodes_at_work(scenario, best), strict=True)
+    ]
     told += [
         f"{count} {pool.node.name} nodes stay idle: too few for another replica, or a slower step with it"
         for count, pool in zip(idle, scenario.cluster.pools, strict=True)
         if count
     ]
-    if mixed.get("seconds"):
+    if mixed.get("chosen"):
+        told.append(f"replicas are cut differently: {mixed['gradients']}; equal cuts are among the runners-up")
+    elif mixed.get("seconds"):
         gain = 1 - mixed["seconds"] / best.mix.seconds
         told.append(
             f"replicas that are cut differently or reach over both pools would take {mixed['seconds']:.4g} s a step "
@@ -351,7 +309,7 @@ def _notes(scenario: Scenario, best: Choice, mixed: Mapping[str, Any]) -> list[s
 
 def _told(one: Choice, best: Choice, reason: str) -> dict[str, Any]:
     slower = one.step.total_seconds / best.step.total_seconds - 1
-    layout = _first_layout(one)
+    layout = first_layout(one)
     shares = ", ".join(f"{share.replicas} x {share.microbatches} micro-batches" for share in one.mix.shares)
     return {
         "layout": layout.model_dump(mode="json") | {"num_microbatches": max(s.microbatches for s in one.mix.shares)},

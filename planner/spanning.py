@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +38,25 @@ class Split:
     through: float
 
 
-def mixed_mix(scenario: Scenario, cut: Layout) -> Mix | None:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a template is cut: layers, pool and pieces of each stage."""
+
+    layers: tuple[int, ...]
+    pools: tuple[int, ...]
+    pieces: tuple[Pieces, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spanning:
+    """The fastest mix, and what its replicas look like."""
+
+    mix: Mix
+    shapes: dict[str, Shape]
+    members: dict[str, Member]
+
+
+def spanning_mix(scenario: Scenario, cut: Layout) -> Spanning | None:
     """The fastest mix of replicas of any depth over one or two pools, with the degrees of a layout inside a stage.
 
     Their gradients meet layer by layer (``planner.meeting``).
@@ -60,9 +77,10 @@ def mixed_mix(scenario: Scenario, cut: Layout) -> Mix | None:
 
     def of(pool: int, depth: int) -> Pieces:
         if (pool, depth) not in known:
-            known[pool, depth] = _pieces(scenario, cut, pool, depth)
+            known[pool, depth] = stage_pieces(scenario, cut, pool, depth)
         return known[pool, depth]
 
+    shapes: dict[str, Shape] = {}
     templates, members, layers = [], dict[str, Member](), np.arange(scenario.model.num_layers + 1)
     for depth in range(1, min(DEEPEST, scenario.model.num_layers) + 1):
         seconds = [
@@ -73,17 +91,19 @@ def mixed_mix(scenario: Scenario, cut: Layout) -> Mix | None:
             slow_first = np.arange(depth) >= depth - fast
             fast_first = np.arange(depth) < fast
             orders = (fast_first,) if fast in (0, depth) else (fast_first, slow_first)
-            splits = [best_split(np.where(on_fast[:, None], *seconds)) for on_fast in orders]
-            found = [one for one in splits if one is not None]
+            splits = [(best_split(np.where(on_fast[:, None], *seconds)), on_fast) for on_fast in orders]
+            found = [(one, on_fast) for one, on_fast in splits if one is not None]
             if not found:
                 continue
-            best = min(found, key=lambda one: (one.slowest, one.through))
+            best, on_fast = min(found, key=lambda one: (one[0].slowest, one[0].through))
             name, pieces_of = f"{fast}+{depth - fast}", [(0, fast), (1, depth - fast)]
             members[name] = Member(
                 layers=best.layers,
                 slowest=best.slowest,
                 pieces=tuple(of(pool, depth) for pool, count in pieces_of if count),
             )
+            stage_pools = tuple(0 if fast_one else 1 for fast_one in on_fast)
+            shapes[name] = Shape(best.layers, stage_pools, tuple(of(pool, depth) for pool in stage_pools))
             templates.append(
                 Template(
                     name=name,
@@ -95,42 +115,16 @@ def mixed_mix(scenario: Scenario, cut: Layout) -> Mix | None:
                     least=depth,
                 )
             )
-    return fastest_meeting(templates, members, pools, scenario.job.global_batch_size)
+    mix = fastest_meeting(templates, members, pools, scenario.job.global_batch_size)
+    return None if mix is None else Spanning(mix, shapes, members)
 
 
-def mixed_told(scenario: Scenario, cuts: list[Layout]) -> dict[str, Any]:
-    """The best mix over some cuts as plain data, for the plan's ``solver``; the reason where there is none."""
-    found, reasons = [], []
-    for cut in cuts:
-        try:
-            mix = mixed_mix(scenario, cut)
-        except Infeasible as refusal:
-            reasons.append(refusal.constraint)
-            continue
-        if mix is not None:
-            found.append((mix, cut))
-    if not found:
-        return {"seconds": None, "reason": "; ".join(dict.fromkeys(reasons)) or "no mix holds the batch"}
-    mix, cut = min(found, key=lambda one: one[0].seconds)
-    return {
-        "seconds": mix.seconds,
-        "bound_seconds": mix.bound_seconds,
-        "gap": mix.gap,
-        "programs": mix.programs,
-        "tp": cut.tp,
-        "cp": cut.cp,
-        "shares": [
-            {"stages": one.template.name, "replicas": one.replicas, "num_microbatches": one.microbatches}
-            for one in mix.shares
-        ],
-        "gradients": "every layer is reduced in a ring over its owners; the rings of a rank share its link",
-    }
+def stage_pieces(scenario: Scenario, cut: Layout, pool: int, depth: int, replicas: int | None = None) -> Pieces:
+    """One layer on one kind of GPU, as a stage of a pipeline of so many stages.
 
-
-def _pieces(scenario: Scenario, cut: Layout, pool: int, depth: int) -> Pieces:
-    """One layer on one kind of GPU, as a stage of a pipeline of so many stages."""
-    ring = max(1, scenario.cluster.num_gpus // (cut.tp * cut.cp * depth))
-    ring = 2 ** int(math.log2(ring))
+    Before the number of replicas is known, it is taken as a power of two that the cluster may hold.
+    """
+    ring = replicas or 2 ** int(math.log2(max(1, scenario.cluster.num_gpus // (cut.tp * cut.cp * depth))))
     sharding = "zero1" if ring * cut.cp > 1 else "none"
     changes = {"pp": depth, "dp": ring, "stages": (), "recompute": "none", "optimizer_sharding": sharding, "vpp": 1}
     job = scenario.job.model_copy(update={"global_batch_size": ring * cut.micro_batch_size * 2 * depth})
@@ -173,6 +167,15 @@ def best_split(seconds: Floats) -> Split | None:
 
 def stage_seconds(one: Pieces, stage: int, depth: int, layers: Ints) -> Floats:
     """Forward and backward of a micro-batch with the cheapest recompute that fits, for some numbers of layers."""
+    return np.asarray(_by_mode(one, stage, depth, layers).min(axis=1))
+
+
+def stage_mode(one: Pieces, stage: int, depth: int, layers: int) -> Recompute:
+    """That recompute."""
+    return MODES[int(np.argmin(_by_mode(one, stage, depth, np.array([layers]))[0]))]
+
+
+def _by_mode(one: Pieces, stage: int, depth: int, layers: Ints) -> Floats:
     first, last = stage == 0, stage == depth - 1
     fixed = (sum(one.first) if first else 0.0) + (sum(one.last[:2]) if last else 0.0)
     fixed += 2 * (one.host + one.send) if depth > 1 else one.per_microbatch
@@ -180,4 +183,4 @@ def stage_seconds(one: Pieces, stage: int, depth: int, layers: Ints) -> Floats:
     each = one.held + (depth - stage) * one.saved
     needed = one.base_bytes + ends + np.outer(layers, each) + np.where(layers[:, None] > 0, one.again, 0.0)
     times = fixed + np.outer(layers, one.forward + one.backward)
-    return np.asarray(np.where(needed <= one.capacity_bytes, times, np.inf).min(axis=1))
+    return np.asarray(np.where(needed <= one.capacity_bytes, times, np.inf))
