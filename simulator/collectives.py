@@ -8,6 +8,7 @@ the same functions: one over the groups of many layouts, the other over one grou
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -54,8 +55,17 @@ class Groups:
         """Some layout has a group of two ranks or more."""
         return bool(np.any(self.ranks > 1))
 
-    def seconds(self, kind: CollectiveKind, size_bytes: Floats, *, algorithm: str | None = None) -> Floats:
+    def seconds(
+        self,
+        kind: CollectiveKind,
+        size_bytes: Floats,
+        *,
+        algorithm: str | None = None,
+        beside: Bools | Literal[False] = False,
+    ) -> Floats:
         """Time collectives over buffers of all ranks together (nccl-tests convention); zero for one rank.
+
+        ``beside`` says in which layouts others of their own keep the links busy until they have started.
 
         Raises:
             ValueError: the collective has no such ``algorithm``.
@@ -66,7 +76,9 @@ class Groups:
         covered = self.covered(kind) & (algorithm is None)
         if covered.all():
             return measured_seconds(self.net.points, kind, ranks, size)[self.rows.index]
-        seconds, _ = fastest(self.lines(kind, algorithm), size)
+        seconds, latency, _ = fastest(self.lines(kind, algorithm), size)
+        if beside is not False:
+            seconds = seconds - np.where(beside[self.rows.first], latency, 0.0)
         if covered.any():
             seconds = np.where(covered, measured_seconds(self.net.points, kind, ranks, size), seconds)
         return np.asarray(np.where(ranks > 1, seconds, 0.0)[self.rows.index])
@@ -75,7 +87,7 @@ class Groups:
         """Time all-to-alls of which only a part leaves for other domains: ``reached``, one for each distinct row."""
         line = self.lines("all_to_all")["p2p", "Simple"]
         line = replace(line, byte_seconds=_exchange_byte_seconds(self.net, self.distinct, reached))
-        seconds, _ = fastest({("p2p", "Simple"): line}, size_bytes[self.rows.first])
+        seconds, _, _ = fastest({("p2p", "Simple"): line}, size_bytes[self.rows.first])
         return np.asarray(np.where(self.ranks[self.rows.first] > 1, seconds, 0.0)[self.rows.index])
 
     def lines(self, kind: CollectiveKind, algorithm: str | None = None) -> Lines:
@@ -113,8 +125,8 @@ def groups_of(net: Links, ranks: Floats, stride: Floats, rows: Distinct | None =
     return Groups(net=net, ranks=ranks, rows=rows, distinct=group_of(net, ranks[rows.first], stride[rows.first]))
 
 
-def fastest(lines: Lines, size_bytes: Floats) -> tuple[Floats, Ints]:
-    """Seconds of NCCL's choice among lines, and the number of the choice.
+def fastest(lines: Lines, size_bytes: Floats) -> tuple[Floats, Floats, Ints]:
+    """Seconds of NCCL's choice among lines, the latency in them, and the number of the choice.
 
     NCCL's tuning adds latency L and transfer time B; inside one NVLink domain a buffer is cut into k chunks, which
     takes (L + B / k) and its start k times, so about L + B + sqrt(L * B) where k is chosen well. With it 8 H100 are met
@@ -122,17 +134,19 @@ def fastest(lines: Lines, size_bytes: Floats) -> tuple[Floats, Ints]:
     (ml-engineering). Across nodes the channels overlap the start of the next chunk, and large messages show nothing of
     it. NCCL chooses without that term.
     """
-    best, chosen, cut = np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0)
+    best, start, chosen, cut = np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0)
     for number, line in enumerate(lines.values()):
         latency, transfer = line.parts(size_bytes)
         time = latency + transfer
         more = np.zeros(1) if line.chunked is None else line.chunked * latency * transfer
         if number == 0:
             best, chosen, cut = time, np.zeros(time.shape, dtype=np.int64), np.broadcast_to(more, time.shape)
+            start = np.broadcast_to(latency, time.shape)
             continue
         better = time < best
+        start = np.where(better, latency, start)
         best, chosen, cut = np.where(better, time, best), np.where(better, number, chosen), np.where(better, more, cut)
-    return best + np.sqrt(cut), chosen
+    return best + np.sqrt(cut), start, chosen
 
 
 def collective_seconds(
@@ -212,7 +226,7 @@ def collective_times(
     stride = net.domain_size / ranks_per_domain if ranks_per_domain else 1.0
     groups = groups_of(net, ranks, np.full_like(ranks, stride))
     lines = groups.lines(kind, algorithm)
-    _, chosen = fastest(lines, size_bytes)
+    _, _, chosen = fastest(lines, size_bytes)
     names = list(lines)
     covered = groups.covered(kind) & (algorithm is None)
     if cluster.node.curves and algorithm is None and not covered.all():

@@ -140,7 +140,8 @@ def _units(
 ) -> tuple[Weighed, Weighed]:
     """Weights of one rank with what one collective moves of them: a mean layer where layers are wrapped, else a bucket.
 
-    The same size for every rank of a pipeline, so that time is linear in the weights of a rank. Where CPU cores play
+    The same size for every rank of a pipeline, so that time is linear in the weights of a rank. Experts of a wrapped
+    layer are gathered and reduced in groups of their own, beside its other weights. Where CPU cores play
     the part of GPUs, all of a rank's weights, cut into its layers: what was measured there holds costs of each.
     """
     weights, model = weights_of(job.model), job.model
@@ -156,11 +157,18 @@ def _units(
             buckets = [np.maximum(BUCKET, BUCKET_OF_RANK * one.ranks) for one in (axes.shards, axes.expert_shards)]
             units = np.minimum(buckets[0], dense / pp), np.minimum(buckets[1], expert / pp)
     return (
-        Weighed(local=local, unit=np.maximum(units[0], 1.0), shards=axes.shards, copies=axes.copies),
+        Weighed(
+            local=local,
+            unit=np.maximum(units[0], 1.0),
+            shards=axes.shards,
+            copies=axes.copies,
+            beside=wrapped & (units[1] > 1.0) & (axes.expert_shards.ranks > 1),
+        ),
         Weighed(
             local=local_expert,
             unit=np.maximum(units[1], 1.0),
             shards=axes.expert_shards,
             copies=axes.expert_copies,
+            beside=np.zeros(len(layouts), dtype=np.bool_),
         ),
     )

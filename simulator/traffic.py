@@ -187,6 +187,8 @@ class Weighed:
     unit: Floats
     shards: Groups
     copies: Groups
+    beside: Bools
+    """Other groups move theirs at the same time, so that the start of a collective leaves no link idle."""
 
 
 def data_parallel_seconds(
@@ -209,10 +211,10 @@ def data_parallel_seconds(
             continue
         one = np.zeros(np.shape(gathers))
         if np.any(gathers):
-            one = gathers * part.shards.seconds("all_gather", part.unit * gathered_bytes)
+            one = gathers * part.shards.seconds("all_gather", part.unit * gathered_bytes, beside=part.beside)
         if np.any(reduced_bytes):
             size = part.unit * reduced_bytes
-            reduced = part.shards.seconds("reduce_scatter", size)
+            reduced = part.shards.seconds("reduce_scatter", size, beside=part.beside)
             if not np.all(sharded):
                 reduced = np.where(sharded, reduced, part.shards.seconds("all_reduce", size))
             if part.copies.any:

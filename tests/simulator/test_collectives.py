@@ -221,3 +221,13 @@ def test_a_curve_of_one_node_does_not_speak_for_the_network():
     measured, model = (groups_of(links(one), ranks, np.ones(2)).seconds("all_reduce", size) for one in (known, cluster))
     assert measured[0] == pytest.approx(0.101)
     assert measured[1] == model[1]
+
+
+def test_what_runs_beside_others_costs_no_start():
+    groups = groups_of(links(cluster_of("dgx-h100", 16)), np.array([128.0, 128.0]), np.ones(2))
+    size = np.full(2, 1e8)
+    alone, hidden = groups.seconds("all_gather", size, beside=np.array([False, True]))
+    assert alone == groups.seconds("all_gather", size)[0]
+    starts = [float(line.latency[0]) for line in groups.lines("all_gather").values()]
+    assert min(abs(alone - hidden - one) for one in starts) < 1e-9
+    assert hidden > 1e8 * 127 / 128 / (8 * 50e9)
