@@ -13,7 +13,7 @@ from scenarios.layout import Layout, Stage
 from scenarios.model import Attention, Layer, Mlp, ModelSpec, Moe
 from scenarios.stack import Stack
 
-TINY, WIDE = 32, 384
+TINY, WIDE = 32, 512
 """Hidden sizes: of a layer whose arithmetic costs next to nothing, and of one whose weights leave the caches."""
 SEQ_LENGTH, SEQUENCES = 128, 3
 """Of wide models; micro-batches are of one sequence, where weights are what is moved, or of so many."""
@@ -113,8 +113,8 @@ LAYERS: dict[str, dict[str, Any]] = {
 """Runs whose slope over the depth is the cost of one layer and micro-batch."""
 PAIRS: dict[str, tuple[Trial, Trial]] = {
     **{name: (Trial(layers=SHALLOW, **more), Trial(layers=DEEP, **more)) for name, more in LAYERS.items()},
-    "head": (Trial(**WIDE_FEW), Trial(**WIDE_FEW, vocab_size=VOCABULARY)),
-    "tp_head": (Trial(**WIDE_FEW, degrees=TP), Trial(**WIDE_FEW, vocab_size=VOCABULARY, degrees=TP)),
+    "head": (Trial(**WIDE_MANY), Trial(**WIDE_MANY, vocab_size=VOCABULARY)),
+    "tp_head": (Trial(**WIDE_MANY, degrees=TP), Trial(**WIDE_MANY, vocab_size=VOCABULARY, degrees=TP)),
     "microbatch": (Trial(microbatches=2), Trial(microbatches=6)),
     "pp": (Trial(layers=2, microbatches=4, degrees={"pp": 2}), Trial(layers=2, microbatches=8, degrees={"pp": 2})),
     **{
