@@ -14,8 +14,9 @@ import numpy as np
 from planner.checkpointing import operation
 from planner.confirming import at_work, confirmed
 from planner.deadline import deadline_refusal, in_time
+from planner.judging import EQUAL_STEP
 from planner.mixing import Mix, Share, Template, fastest_mix
-from planner.outlook import Outlook, promise, with_stages
+from planner.outlook import Outlook, objective_value, promise, with_stages
 from planner.placement import healthy, place
 from planner.plan import Plan
 from planner.playing import played_step
@@ -49,6 +50,10 @@ RESTRICTIONS = (
     "stages are split uniformly and recompute is the same for all layers of a pool",
     "a replica lies in one pool; gradients are weighted by the tokens of their replica",
 )
+BY_OBJECTIVE = (
+    "of the fastest mixes and the fastest of each pool alone, the one with the least {}; value, bound and gap are "
+    "those of the step time"
+)
 
 
 def plan_pools(asked: Scenario, pins: Mapping[str, Any], *, top: int = 5, inputs: Sequence[InputFile] = ()) -> Plan:
@@ -66,15 +71,19 @@ def plan_pools(asked: Scenario, pins: Mapping[str, Any], *, top: int = 5, inputs
         raise _refusal(scenario, found, pins)
     choices = [_predicted(scenario, found, mix) for mix in search.mixes[:PLAYED]]
     choices.sort(key=lambda one: one.step.total_seconds)
-    best = choices[0]
     spanned = _spanned(scenario, choices) if "mixed-replicas" in scenario.allow else None
-    alike, best = best, best if spanned is None or spanned[0] is None else min(best, spanned[0], key=seconds_of)
-    alternatives = [_told(one, best, "another cut: ") for one in choices[1:]]
-    alternatives += [] if best is alike else [_told(alike, best, "replicas of one pool each, all cut alike: ")]
+    rivals = [("replicas of one pool each, all cut alike: ", one) for one in choices]
     for pool in pools:
-        for mix in _best_mixes(scenario, found, [pool]).mixes[:1]:
-            name = scenario.cluster.pools[pool].node.name
-            alternatives.append(_told(_predicted(scenario, found, mix), best, f"only the {name} nodes: "))
+        name = scenario.cluster.pools[pool].node.name
+        rivals += [
+            (f"only the {name} nodes: ", _predicted(scenario, found, mix))
+            for mix in _best_mixes(scenario, found, [pool]).mixes[:1]
+        ]
+    alike = _best(scenario, [one for _, one in rivals])
+    if spanned is not None and spanned[0] is not None:
+        rivals.append(("replicas that are cut differently: ", spanned[0]))
+    best = _best(scenario, [one for _, one in rivals])
+    alternatives = [_told(scenario, one, best, reason) for reason, one in rivals if one is not best]
     alternatives.sort(key=lambda one: float(one["step_seconds"]))
     scenario = at_work(scenario, nodes_at_work(scenario, best))
     outlook = _outlook(scenario, best)
@@ -109,7 +118,7 @@ def _certificate(scenario: Scenario, found: list[PoolTemplates], best: Choice, s
         "name": "bisection over integer knapsacks",
         "status": "fastest mix of the enumerated replicas",
         "sol_status": "optimal",
-        "objective": "time",
+        "objective": scenario.objective,
         "objective_seconds": seconds,
         "closed_form_seconds": best.mix.seconds,
         "bound_seconds": bound,
@@ -125,7 +134,7 @@ def _certificate(scenario: Scenario, found: list[PoolTemplates], best: Choice, s
         "note": "the bound is the fastest step of any mix by the closed form",
         "restrictions": [
             *RESTRICTIONS,
-            *([f"the step time is minimised, not the {scenario.objective}"] if scenario.objective != "time" else []),
+            *([BY_OBJECTIVE.format(scenario.objective)] if scenario.objective != "time" else []),
         ],
     }
 
@@ -251,9 +260,20 @@ def _placement(asked: Scenario, scenario: Scenario, best: Choice) -> dict[str, A
     return placed | {"nodes": len(numbers), "node_numbers": numbers, "excluded_nodes": sorted(gone)}
 
 
-def seconds_of(one: Choice) -> float:
-    """Of the step."""
-    return one.step.total_seconds
+def _best(scenario: Scenario, choices: list[Choice]) -> Choice:
+    """By the objective; of the goodput only among those that are nearly as fast as the fastest."""
+    if scenario.objective == "goodput":
+        limit = EQUAL_STEP * min(one.step.total_seconds for one in choices)
+        choices = [one for one in choices if one.step.total_seconds <= limit]
+    return min(choices, key=lambda one: _worth(scenario, one))
+
+
+def _worth(scenario: Scenario, one: Choice) -> float:
+    """What the objective minimises, per step."""
+    if scenario.objective == "time":
+        return one.step.total_seconds
+    working = at_work(scenario, nodes_at_work(scenario, one))
+    return objective_value(_outlook(working, one), scenario.objective)
 
 
 def _spanned(scenario: Scenario, choices: list[Choice]) -> tuple[Choice | None, dict[str, Any]]:
@@ -307,8 +327,10 @@ def _notes(scenario: Scenario, best: Choice, mixed: Mapping[str, Any]) -> list[s
     return [*told, "no shipped trainer runs replicas with different numbers of micro-batches: emit and run refuse"]
 
 
-def _told(one: Choice, best: Choice, reason: str) -> dict[str, Any]:
-    slower = one.step.total_seconds / best.step.total_seconds - 1
+def _told(scenario: Scenario, one: Choice, best: Choice, reason: str) -> dict[str, Any]:
+    values = _worth(scenario, one), _worth(scenario, best)
+    more = values[0] / values[1] - 1 if values[1] > 0 else 0.0
+    than = "slower" if scenario.objective == "time" else f"more {scenario.objective}"
     layout = first_layout(one)
     shares = ", ".join(f"{share.replicas} x {share.microbatches} micro-batches" for share in one.mix.shares)
     return {
@@ -317,7 +339,7 @@ def _told(one: Choice, best: Choice, reason: str) -> dict[str, Any]:
         "step_seconds": one.step.total_seconds,
         "mfu": one.step.mfu,
         "peak_bytes": one.memory.peak_bytes,
-        "lost_because": f"{reason}{100 * slower:.1f} % slower ({shares})",
+        "lost_because": f"{reason}{100 * more:.1f} % {than} ({shares})",
     }
 
 

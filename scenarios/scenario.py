@@ -26,8 +26,8 @@ Allowance = Literal["tp-across-domains", "fewer-gpus", "zero-bubble", "mixed-rep
 """What a layout may do only where the scenario says so.
 
 Tensor parallelism across scale-up domains, idle GPUs, and schedules that split the backward pass (zb-h1, zbv,
-dualpipe), which few trainers offer. mixed-replicas: on a cluster with two kinds of GPUs the plan also tells what
-replicas that are cut differently, or reach over both kinds, would gain."""
+dualpipe), which few trainers offer. mixed-replicas: on a cluster with two kinds of GPUs replicas that are cut
+differently, or reach over both kinds, are tried too, and taken where they are faster."""
 
 
 class Scenario(FileDocument):

@@ -199,3 +199,19 @@ def test_a_pool_that_is_not_there_cannot_fail(scenario: Scenario) -> None:
     content["faults"] = {"name": "x", "failures": [{"component": "GPU", "rate": "1 %/year", "pool": "nobody"}]}
     with pytest.raises(ValidationError, match=r"nobody.*test-node, slow-node"):
         Scenario.model_validate(content)
+
+
+@pytest.mark.parametrize("objective", ["cost", "energy"])
+def test_the_objective_may_leave_a_pool_idle(scenario: Scenario, objective: str) -> None:
+    """The slow GPUs draw as much for a third of the work: for cost and energy the fast ones alone are better.
+
+    Node-seconds stand for cost where there are no prices.
+    """
+    few = {"tp": 8, "micro_batch_size": 1, "recompute": "none", "cp": 1}
+    quick, frugal = (plan_pools(scenario.model_copy(update={"objective": one}), few) for one in ("time", objective))
+    assert {one["node"] for one in quick.replicas} == {"test-node", "slow-node"}
+    assert {one["node"] for one in frugal.replicas} == {"test-node"}
+    assert frugal.predicted["energy_kwh"] < quick.predicted["energy_kwh"]
+    assert frugal.predicted["days"]["p50"] > quick.predicted["days"]["p50"]
+    assert any(f"% more {objective}" in one["lost_because"] for one in frugal.alternatives)
+    assert any("the one with the least" in one for one in frugal.solver["restrictions"])
