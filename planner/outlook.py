@@ -9,7 +9,6 @@ from typing import Any
 from planner.checkpointing import Operation, operation
 from planner.placement import Placement, place
 from planner.upkeep import Upkeep, upkeep, value
-from planner.upkeep import facility_watts as facility_watts
 from scenarios.job import Job
 from scenarios.layout import Layout, Stage
 from scenarios.model import ModelSpec

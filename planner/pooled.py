@@ -32,7 +32,7 @@ from planner.replicas import (
     template,
 )
 from planner.spanned import spanned_choice
-from planner.upkeep import facility_watts, upkeep
+from planner.upkeep import upkeep, working_watts
 from scenarios.layout import Layout
 from scenarios.scenario import Scenario
 from simulator.memory import memory_use
@@ -232,7 +232,7 @@ def _outlook(scenario: Scenario, best: Choice) -> Outlook:
     used = nodes_at_work(scenario, best)
     operated = operation(scenario, layout, best.step.total_seconds)
     kept = upkeep(scenario, layout.world_size, 0, (operated.spares or 0) + scenario.faults.standbys)
-    watts = sum(facility_watts(sub_cluster(cluster, pool), nodes) for pool, nodes in enumerate(used))
+    watts = sum(working_watts(sub_cluster(cluster, pool), nodes) for pool, nodes in enumerate(used))
     usd = kept.usd_per_second + scenario.prices.electricity_usd_per_joule * watts
     return Outlook(
         layout=layout,

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from planner.bounds import Floors, floors
 from planner.candidates import Candidates
 from planner.checkpointing import operation
-from planner.outlook import facility_watts
 from planner.question import Question
+from planner.upkeep import working_watts
 from scenarios.layout import Layout
 from scenarios.scenario import Scenario
 from simulator.arrays import LayoutArrays
@@ -94,7 +94,7 @@ def _weights(scenario: Scenario, used: Floats) -> Floats:
     if scenario.objective == "energy":
         return used
     if scenario.objective == "cost":
-        watts = facility_watts(scenario.cluster, 1) / scenario.cluster.node.gpus_per_node
+        watts = working_watts(scenario.cluster, 1) / scenario.cluster.node.gpus_per_node
         usd = scenario.prices.gpu_usd_per_second + scenario.prices.electricity_usd_per_joule * watts
         return used * usd if usd > 0 else used
     return np.ones_like(used)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scenarios.scenario import Scenario
+from simulator.power import node_power
 from topologies.cluster import Cluster
 
 Floats = npt.NDArray[np.float64]
@@ -19,7 +20,7 @@ class Upkeep:
 
     usd_per_second: Floats
     watts: Floats
-    """At the meter: nodes in use at their largest draw, spares idle, times the PUE."""
+    """At the meter: nodes in use as while they compute, spares idle, times the PUE."""
     nodes: Floats
     """Work and spares together."""
 
@@ -29,17 +30,16 @@ def upkeep(scenario: Scenario, gpus: int, nodes: int, spares: npt.NDArray[np.int
     cluster, prices, idle = scenario.cluster, scenario.prices, np.asarray(spares, np.float64)
     node = cluster.node
     idle_watts = node.idle_power_watts or node.gpus_per_node * node.gpu.idle_power_watts
-    watts = facility_watts(cluster, nodes) + idle * idle_watts * cluster.power.pue
+    watts = working_watts(cluster, nodes) + idle * idle_watts * cluster.power.pue
     rent = prices.gpu_usd_per_second * (gpus + idle * node.gpus_per_node)
     return Upkeep(
         usd_per_second=rent + prices.electricity_usd_per_joule * watts, watts=np.asarray(watts), nodes=nodes + idle
     )
 
 
-def facility_watts(cluster: Cluster, nodes: int) -> float:
-    """Draw of some nodes; a node without a stated power counts its GPUs."""
-    node = cluster.node
-    return nodes * (node.power_watts or node.gpus_per_node * node.gpu.power_watts) * cluster.power.pue
+def working_watts(cluster: Cluster, nodes: int) -> float:
+    """Draw of some nodes at the meter as while they compute, under the cluster's cap (``simulator.power``)."""
+    return nodes * node_power(cluster, None, max(nodes, 1)).watts["work"] * cluster.power.pue
 
 
 def value(objective: str, step_seconds: float, goodput: Floats | float, kept: Upkeep) -> Floats:

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from planner.outlook import facility_watts
 from planner.plan import Plan
+from planner.upkeep import working_watts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Pace:
     usd_per_second: float
     """Rent and electricity; 0: no prices."""
     watts: float
-    """Of the facility at the largest draw; 0: not stated."""
+    """Of the facility as while the nodes compute; 0: not stated."""
 
     @classmethod
     def of(cls, plan: Plan) -> Pace:
@@ -30,7 +30,7 @@ class Pace:
         scenario, world_size = plan.scenario, plan.layout.world_size
         job, cluster, prices = scenario.job, scenario.cluster, scenario.prices
         peak = cluster.gpu.peak(job.precision)
-        watts = facility_watts(cluster, math.ceil(world_size / cluster.node.gpus_per_node))
+        watts = working_watts(cluster, math.ceil(world_size / cluster.node.gpus_per_node))
         return cls(
             tokens_per_step=job.tokens_per_step,
             model_flops=job.model.flops_per_token(job.seq_length) * job.tokens_per_step,
