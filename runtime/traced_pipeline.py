@@ -27,7 +27,7 @@ def least_microbatches(layout: Layout, job: Job, pipeline_rank: int) -> tuple[in
     most = _alive(layout, pipeline_rank, total)
     filling = next(count for count in range(step, total + 1, step) if _alive(layout, pipeline_rank, count) == most)
     few = min(2 * step, total)  # the only micro-batch of a step is unlike all others: the first and the last at once
-    return few, min(total, max(filling, few + step))
+    return few, min(total, max(filling, few) + step)  # one round more, in which gradients and all of them are alive
 
 
 def _alive(layout: Layout, pipeline_rank: int, num_microbatches: int) -> int:
