@@ -110,10 +110,10 @@ def test_llama3_405b_is_planned_and_meta_s_own_layout_beside_it() -> None:
     """Meta's run: TP 8, PP 16, DP 128 at 400 TFLOP/s (arXiv 2407.21783, table 4)."""
     free = json.loads(run("plan", "llama3-405b-16k-h100", "--json").stdout)
     jsonschema.validate(free, PLAN)
-    assert free["layout"]["tp"] == 8
-    assert 380 < free["predicted"]["tflops_per_gpu"] < 520
+    assert free["layout"]["tp"] in (4, 8)
     pins = [word for pin in ("tp=8", "pp=16", "dp=128") for word in ("--pin", pin)]
     metas = json.loads(run("plan", "llama3-405b-16k-h100", "--json", *pins).stdout)
+    assert metas["predicted"]["tflops_per_gpu"] == pytest.approx(400, rel=0.05)
     assert metas["predicted"]["step_seconds"] >= free["predicted"]["step_seconds"]
     assert "excluded by the pins" in metas["alternatives"][0]["lost_because"]
 

@@ -71,9 +71,8 @@ def test_llama_3_405b_as_meta_ran_it():
     # 400 TFLOP/s a GPU on 16,384 H100: TP 8, PP 16, DP 128 (The Llama 3 Herd of Models, table 4), interleaved stages
     # by a trainer of their own, whose tensor parallel traffic was not overlapped
     scenario = load_scenario("llama3-405b-16k-h100")
-    job = scenario.job.model_copy(update={"stack": Stack(trainer="other", tuned=True, tp_overlap=False)})
     layout = Layout(tp=8, pp=16, vpp=8, dp=128, sequence_parallel=True, schedule="interleaved")
-    step = predict_step(scenario.cluster, job, layout)
+    step = predict_step(scenario.cluster, scenario.job, layout)
     assert step.tflops_per_gpu == pytest.approx(400, rel=0.05)
     assert step.mfu == pytest.approx(step.tflops_per_gpu / 989.5)
     assert (
