@@ -100,7 +100,8 @@ def test_memory_of_a_rank(case: str) -> None:
     state = predicted.weights_bytes + predicted.gradients_bytes + predicted.optimizer_bytes
     rest = predicted.activations_bytes + predicted.logits_bytes + predicted.buffers_bytes
     assert traced.peak_bytes == pytest.approx(state + rest, rel=0.05)
-    assert traced.peak_bytes - state == pytest.approx(rest, rel=0.20, abs=0.02 * traced.peak_bytes)
+    # gradients are whole only when most activations are gone, so the traced rest may be smaller
+    assert traced.peak_bytes - state == pytest.approx(rest, rel=0.20, abs=0.03 * traced.peak_bytes)
 
 
 @pytest.mark.slow
@@ -211,7 +212,7 @@ def test_the_first_rank_of_a_pipeline(degrees: dict[str, Any]) -> None:
 def test_experts_exchange_all_copies_of_all_tokens() -> None:
     layout = Layout(dp=1024, ep=64, optimizer_sharding="zero1")
     model = load_model("deepseek-v3")
-    sparse = ModelSpec.model_validate(model.model_dump() | {"pattern": ("moe",) * 2, "mtp_layers": 0})
+    sparse = ModelSpec.model_validate(model.model_dump() | {"pattern": model.pattern[-2:], "mtp_layers": 0})
     job = Job(model=sparse, seq_length=1024, global_batch_size=2048, stack=Stack(trainer="headway"))
     traced = trace_rank(job, layout)
     counts = {(one.operation, one.axis, one.dtype, one.bytes): one.count for one in traced.collectives}
