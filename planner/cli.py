@@ -39,7 +39,7 @@ SECTIONS = {
         "diff": ("planner.commands:diff", "Show where two plans differ (exit 1 if they do)."),
         "sweep": ("planner.commands:sweep", "Answer every combination of some values of a scenario."),
         "rules": ("planner.commands:rules", "Try rules of thumb against headway's choice."),
-        "collective": ("simulator.commands:collective", "Predict one collective on a cluster."),
+        "collective": ("simulator.one_collective.commands:collective", "Predict one collective on a cluster."),
         "merge": ("simulator.commands:merge", "Put parts of an ensemble of runs together."),
         "picture": ("reports.commands:picture", "Draw whole runs, a sweep of intervals, or the links of a step."),
         "validate": ("reports.commands:validate", "Predict published, measured runs and say how far off that is."),

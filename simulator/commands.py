@@ -1,9 +1,9 @@
-"""``headway simulate`` and ``headway collective``: predictions for what the user names."""
+"""``headway simulate`` and ``headway merge``: a step or whole runs of what the user names."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
@@ -15,8 +15,15 @@ from rich.progress import Progress
 from rich.table import Table
 
 from scenarios.operations import CheckpointMode
-from simulator.collective_answer import CollectiveAnswer, answer_collective
-from simulator.disturbance_texts import read_faults, read_others, read_share, read_slow_gpus
+from simulator.disturbance_texts import (
+    BESIDE_HELP,
+    DEAD_HELP,
+    SLOW_LINK_HELP,
+    read_faults,
+    read_others,
+    read_share,
+    read_slow_gpus,
+)
 from simulator.disturbances import Disturbances, checkpoint_drain
 from simulator.ensemble import Backend, available_cores, ensemble_json
 from simulator.fabric_notes import step_warnings
@@ -30,17 +37,11 @@ from simulator.step_report import network_json, network_lines
 from simulator.traces import trace_bytes
 from simulator.training import StepPlay, explained_step
 from simulator.whole_runs import WholeRun, known, play, whole_run
-from topologies.catalog import load_cluster
-from topologies.cluster import CollectiveKind
-from topologies.console import command, console, json_option, print_json, say, write_output
-from topologies.document import InputFile, to_json
-from topologies.errors import Infeasible, InputError
-from topologies.units import format_quantity, parse_quantity
+from topologies.console import command, console, inputs_json, json_option, print_json, say, tell_inputs, write_output
+from topologies.document import to_json
+from topologies.units import format_quantity
 
 DEFAULT_SEED = 0
-DEAD_HELP = "A link or switch that is dead: node3.nic2, leaf0.1.2, leaf0.1.2-spine0.0.3."
-SLOW_LINK_HELP = "A link that keeps a share of its rate: node3.nic2='50 %'."
-BESIDE_HELP = "Another job that repeats a collective: 'all_reduce:512-1023:8 GiB'."
 
 
 @command()
@@ -108,7 +109,7 @@ def simulate(
     if runs is not None and (faults or slow_gpus or others or varied or drain):
         raise click.UsageError("--dead, --slow-link, --slow-gpu, --jitter, --beside and --drain are for one step")
     subject = read_subject(name, pins=pins, overrides=overrides)
-    _tell_inputs(subject.inputs)
+    tell_inputs(subject.inputs)
     scenario, layout = subject.scenario, subject.layout
     if runs is None:
         wish = Disturbances(
@@ -124,7 +125,7 @@ def simulate(
     played = explained_step(scenario.cluster, scenario.job, layout)
     run = _whole_run(subject, played)
     say(f"seed: {seed}")
-    told = known(run) | {"layout": _layout_json(subject), "inputs": _inputs_json(subject.inputs)}
+    told = known(run) | {"layout": _layout_json(subject), "inputs": inputs_json(subject.inputs)}
     first, count = (0, runs) if part is None else part_range(part, runs)
     with _progress_bar(count) as tell:
         outcomes = play(run, count, seed, jobs or available_cores(), first_run=first, backend=backend, tell=tell)
@@ -177,79 +178,6 @@ def merge(parts: tuple[Path, ...], as_json: bool) -> None:
         _show_runs(content)
 
 
-@command()
-@click.argument("kind", type=click.Choice(get_args(CollectiveKind)))
-@click.option("--cluster", "cluster_name", required=True, metavar="NAME|FILE", help="See 'headway topology list'.")
-@click.option("--gpus", type=click.IntRange(min=2), required=True, help="Ranks, packed node by node.")
-@click.option("--bytes", "size", required=True, metavar="SIZE", help="The whole buffer as in nccl-tests: '8 GiB'.")
-@click.option("--flows", is_flag=True, help="Play it on the links of the fabric instead of NCCL's own model.")
-@click.option("--dead", multiple=True, metavar="LINK", help=f"{DEAD_HELP} Plays flows.")
-@click.option("--slow-link", multiple=True, metavar="LINK=SHARE", help=f"{SLOW_LINK_HELP} Plays flows.")
-@click.option("--beside", multiple=True, metavar="KIND:FIRST-LAST:SIZE", help=f"{BESIDE_HELP} Plays flows.")
-@click.option("--seed", type=click.IntRange(min=0), default=DEFAULT_SEED, show_default=True, help="Of hashed paths.")
-@json_option
-def collective(
-    kind: CollectiveKind,
-    cluster_name: str,
-    gpus: int,
-    size: str,
-    flows: bool,
-    dead: tuple[str, ...],
-    slow_link: tuple[str, ...],
-    beside: tuple[str, ...],
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Predict one collective of KIND on a cluster."""
-    try:
-        size_bytes = parse_quantity(size, "bytes")
-    except ValueError as error:
-        what, _, hint = str(error).partition("; ")
-        raise InputError(what, hint=hint or None, key="--bytes") from None
-    inputs: list[InputFile] = []
-    cluster = load_cluster(cluster_name, inputs)
-    _tell_inputs(inputs)
-    if gpus > cluster.num_gpus:
-        raise Infeasible(
-            f"a collective on {cluster.name}",
-            needed=f"{gpus} GPUs",
-            available=str(cluster.num_gpus),
-            relax=("fewer --gpus", "a larger cluster"),
-        )
-    faults, others = read_faults(dead, slow_link), read_others(beside)
-    found = answer_collective(kind, cluster, gpus, size_bytes, flows=flows, faults=faults, others=others, seed=seed)
-    for warning in found.warnings:
-        say(f"warning: {warning}")
-    if as_json:
-        asked = {"kind": kind, "gpus": gpus, "bytes": size_bytes, "inputs": _inputs_json(inputs)}
-        print_json(found.as_json() | asked)
-        return
-    console().print(f"{kind} of {format_quantity(size_bytes, 'bytes')} over {gpus} GPUs of {escape(cluster.name)}")
-    _show_collective(found)
-
-
-def _show_collective(found: CollectiveAnswer) -> None:
-    out, time = console(), found.time
-    out.print(
-        f"{format_quantity(time.seconds, 'seconds', 4)}, "
-        f"algbw {format_quantity(time.algbw_bytes_per_second, 'bytes_per_second', 4)}, "
-        f"busbw {format_quantity(time.busbw_bytes_per_second, 'bytes_per_second', 4)} "
-        f"({escape(time.algorithm)}, {escape(time.protocol)})"
-    )
-    played = found.played
-    more = f" and {played.bottlenecks - 1:,} like it" if played is not None and played.bottlenecks > 1 else ""
-    out.print(f"bound by {escape(found.bottleneck)}{more}")
-    if played is not None and found.closed_form is not None:
-        out.print(
-            f"{played.flows:,} flows in {played.flow_classes:,} classes; at most {_told(played.high_seconds)} where "
-            f"unequal flows share links; NCCL's model alone: {_told(found.closed_form.seconds)}"
-        )
-    if found.beside_seconds is not None:
-        out.print(f"beside the other jobs, which go on all the time: {_told(found.beside_seconds)}")
-    out.print(f"basis: {escape(found.basis)}", style="dim")
-    out.print(f"not modelled: {'; '.join(found.not_modelled)}", style="dim")
-
-
 def _whole_run(subject: Subject, played: StepPlay) -> WholeRun:
     """Checkpoint as the plan says, or as is best."""
     planned = subject.checkpoint or {}
@@ -286,15 +214,6 @@ def _warn(content: dict[str, Any]) -> None:
         say(f"warning: {given_up} of {runs} runs were given up: they made hardly any progress between failures")
 
 
-def _tell_inputs(inputs: Sequence[InputFile]) -> None:
-    for one in inputs:
-        say(f"read {one.path} (sha256 {one.sha256[:12]})")
-
-
-def _inputs_json(inputs: Sequence[InputFile]) -> list[dict[str, str]]:
-    return [{"path": one.path, "sha256": one.sha256} for one in inputs]
-
-
 def _layout_json(subject: Subject) -> dict[str, Any]:
     layout = subject.layout
     return layout.model_dump(mode="json") | {"num_microbatches": layout.num_microbatches(subject.scenario.job)}
@@ -313,7 +232,7 @@ def _step_json(subject: Subject, played: SharedStep, memory: MemoryUse) -> dict[
         },
         "tokens_per_second_per_gpu": subject.scenario.job.tokens_per_step / step / subject.layout.world_size,
         "layout": _layout_json(subject),
-        "inputs": _inputs_json(subject.inputs),
+        "inputs": inputs_json(subject.inputs),
         **network_json(played),
     }
 
@@ -348,7 +267,7 @@ def _show_runs(content: dict[str, Any]) -> None:
     out.print(f"[bold]{escape(content['scenario'])}[/bold]: {escape(content['layout_label'])}")
     out.print(
         f"{content['runs']} runs of {content['num_steps']:,} steps; {policy['mode']} save every "
-        f"{policy['interval_steps']:,} steps ({_told(policy['interval_seconds'])})"
+        f"{policy['interval_steps']:,} steps ({format_quantity(policy['interval_seconds'], 'seconds')})"
     )
     out.print(f"{escape(policy['reason'])}\n")
     table = Table(box=None, pad_edge=False)
@@ -395,10 +314,6 @@ def _energy_line(content: dict[str, Any]) -> str:
     if power["assumed"]:
         line += f"; assumed, not measured: {', '.join(power['assumed'])}"
     return line + " (sources: --json)"
-
-
-def _told(seconds: float) -> str:
-    return format_quantity(seconds, "seconds")
 
 
 def _gib(size_bytes: float) -> str:

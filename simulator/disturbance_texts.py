@@ -11,6 +11,10 @@ from topologies.cluster import CollectiveKind
 from topologies.errors import InputError
 from topologies.units import parse_quantity
 
+DEAD_HELP = "A link or switch that is dead: node3.nic2, leaf0.1.2, leaf0.1.2-spine0.0.3."
+SLOW_LINK_HELP = "A link that keeps a share of its rate: node3.nic2='50 %'."
+BESIDE_HELP = "Another job that repeats a collective: 'all_reduce:512-1023:8 GiB'."
+
 Faults = tuple[tuple[str, float], ...]
 
 

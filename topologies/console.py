@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
-from topologies.document import to_json, write_atomically
+from topologies.document import InputFile, to_json, write_atomically
 from topologies.errors import HeadwayError, Infeasible
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -106,3 +106,14 @@ def write_output(path: str, content: str | bytes) -> None:
     else:
         write_atomically(Path(path), content)
         say(f"wrote {path}")
+
+
+def tell_inputs(inputs: Sequence[InputFile]) -> None:
+    """Say on stderr which files were read."""
+    for one in inputs:
+        say(f"read {one.path} (sha256 {one.sha256[:12]})")
+
+
+def inputs_json(inputs: Sequence[InputFile]) -> list[dict[str, str]]:
+    """Return what ``--json`` tells of the files that were read."""
+    return [{"path": one.path, "sha256": one.sha256} for one in inputs]
