@@ -90,7 +90,7 @@ def headway() -> None:
 @command()
 @click.option("-o", "--output", "folder", default="out/demo", show_default=True, help="Folder of the results.")
 @click.option("--scenario", default="laptop", show_default=True, help="Scenario to run on this machine.")
-@click.option("--steps", default=6, show_default=True, type=click.IntRange(min=4), help="Optimizer steps of each job.")
+@click.option("--steps", default=5, show_default=True, type=click.IntRange(min=4), help="Optimizer steps of each job.")
 @json_option
 def demo(folder: str, scenario: str, steps: int, as_json: bool) -> None:
     """Calibrate this machine, plan, simulate, run the plan and one rival for real, compare, and report."""
